@@ -1,0 +1,1 @@
+"""The mathematics: torch only, and no file here imports another."""

@@ -1,0 +1,1 @@
+"""How accurate and how linear a trained network is, under which attack."""

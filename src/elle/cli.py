@@ -1,0 +1,292 @@
+"""The `elle` command: parse and dispatch. Errors are one line; exit codes are 0, 1 (the work failed), 2 (bad input)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from elle.config import Config, check_radius, load_config, parse_radius
+from elle.errors import InputError, WorkError
+from elle.version import __version__
+
+app = typer.Typer(
+    name="elle",
+    help="Train image classifiers that withstand adversarial attacks, one extra gradient a step.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory written by `elle train`.")]
+Root = Annotated[str | None, typer.Option(help="The data folder; otherwise the run's own.")]
+Eps = Annotated[str | None, typer.Option(help="The radius, as a fraction: 8/255; otherwise the run's own.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N test images.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+_KEYS = "\n".join(f"  {key:13} {field.description}" for key, field in Config.model_fields.items())
+
+
+def main() -> None:
+    """Run the command; a user's mistake and a failed piece of work end in one line each."""
+    try:
+        app()
+    except (InputError, WorkError) as problem:
+        print(f"elle: {' '.join(str(problem).split())}", file=sys.stderr)
+        sys.exit(problem.exit_code)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"elle {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the runs and report.html go.")] = Path("elle-demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Of every random draw.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Watch plain FGSM training collapse and ELLE-A hold, on images that come with the installation.
+
+    Example: elle demo
+    """
+    from elle.demo import run_demo
+
+    summary = run_demo(out, seed, quiet=as_json)
+    if as_json:
+        _print_json(summary)
+
+
+@app.command(help=f"Train a network.\n\nExample: elle train method=elle-a data=digits seed=1\n\n\b\nKeys:\n{_KEYS}")
+def train(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings; they override --config.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run directory (the key `out`).")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint, if there is one.")
+    ] = False,
+    start_from: Annotated[Path | None, typer.Option("--from", help="Continue from this checkpoint of the run.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    from elle.progress import TrainingProgress
+
+    words = (words or []) + ([f"out={out}"] if out else [])
+    resume = resume or start_from is not None
+    if resume and config is None and out is not None and (out / "config.toml").exists():
+        config = out / "config.toml"
+    settings = load_config(words, config)
+    settings.resolved()
+
+    from elle.engine.loop import run_directory
+    from elle.engine.loop import train as run_training
+
+    with TrainingProgress(to_stderr=as_json) as progress:
+        result = run_training(settings, resume=resume, start_from=start_from, watcher=progress.watcher())
+    if as_json:
+        _print_json(result)
+    else:
+        _print_accuracies(result["test"])
+        print(f"everything is in {run_directory(settings.resolved())}")
+
+
+@app.command()
+def evaluate(
+    directory: RunDirectory,
+    attack: Annotated[
+        str, typer.Option(help="clean, fgsm, pgd-STEPS, pgd-STEPS-RESTARTS; several with commas.")
+    ] = "clean,pgd-20",
+    eps: Eps = None,
+    limit: Limit = None,
+    root: Root = None,
+    device: Device = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Of the random starts.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a trained network's accuracy without and under attack; also written to DIR/evaluation.json.
+
+    Example: elle evaluate runs/digits-elle-a-eps0.3-seed0 --attack clean,fgsm,pgd-20,pgd-50-10
+    """
+    from elle.engine.checkpoint import write_json
+    from elle.evaluation.evaluate import evaluate as measure
+    from elle.evaluation.evaluate import parse_attacks
+
+    parse_attacks(attack)
+    trained, x, y, radius = _trained(directory, eps, limit, root, device)
+    result = measure(trained.model, x, y, attack, radius, norm=trained.config.norm, seed=seed)
+    record = {
+        "eps": radius,
+        "norm": trained.config.norm,
+        "seed": seed,
+        "version": __version__,
+        "attacks": result,
+    }
+    write_json(directory / "evaluation.json", record)
+    if as_json:
+        _print_json(record)
+    else:
+        _print_accuracies(result)
+
+
+@app.command()
+def metrics(
+    directory: RunDirectory,
+    eps: Eps = None,
+    limit: Limit = None,
+    root: Root = None,
+    device: Device = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Of the random points.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how linear a trained network's loss is around the test images.
+
+    Example: elle metrics runs/digits-elle-a-eps0.3-seed0
+    """
+    from elle.evaluation.metrics import linearity_metrics
+
+    trained, x, y, radius = _trained(directory, eps, limit, root, device)
+    result = linearity_metrics(trained.model, x, y, radius, norm=trained.config.norm, seed=seed)
+    if as_json:
+        _print_json({"eps": radius, "norm": trained.config.norm, "seed": seed, "metrics": result})
+        return
+    columns = ["mean", "std", "q05", "q25", "q50", "q75", "q95"]
+    rows = [
+        [name, *(f"{one.get(key, float('nan')):.3g}" for key in columns), str(one["undefined"])]
+        for name, one in result.items()
+    ]
+    _print_table(["metric", *columns, "undefined"], rows)
+
+
+def _trained(directory: Path, eps: str | None, limit: int | None, root: str | None, device: str) -> Any:
+    from elle.engine.runtime import pick_device
+    from elle.engine.trained import load_run
+
+    trained = load_run(directory, pick_device(device))
+    radius = trained.config.resolved().eps
+    if eps is not None:
+        try:
+            radius = check_radius(parse_radius(eps), trained.config.norm)
+        except ValueError as problem:
+            raise InputError(f"--eps {problem}") from None
+    x, y = trained.test_images(root, limit)
+    return trained, x, y, radius
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the training methods; any without a penalty also takes +elle or +elle-a.
+
+    Example: elle methods --json
+    """
+    from elle.methods import METHODS
+
+    rows = [
+        {
+            "name": row.name,
+            "paper": row.paper,
+            "forwards": row.cost.forwards,
+            "input_gradients": row.cost.input_gradients,
+            "weight_gradients": row.cost.weight_gradients,
+            "cost": row.cost.total,
+        }
+        for row in METHODS.values()
+    ]
+    _print_rows(rows, as_json)
+
+
+@app.command()
+def models(as_json: AsJson = False) -> None:
+    """List the networks; your own is model=module:function, called as function(num_classes=K).
+
+    Example: elle models
+    """
+    from elle.models.registry import MODELS
+
+    rows = []
+    for row in MODELS.values():
+        parameters = sum(p.numel() for p in row.build((3, 32, 32), 10).parameters())
+        rows.append({"name": row.name, "parameters": parameters, "description": row.description})
+    _print_rows(rows, as_json)
+
+
+@app.command()
+def datasets(as_json: AsJson = False) -> None:
+    """List the datasets and the settings they bring.
+
+    Example: elle datasets
+    """
+    from elle.config import format_radius
+    from elle.data.registry import DATASETS
+
+    rows = []
+    for row in DATASETS.values():
+        brought = dict(row.defaults) | {"eps": format_radius(row.defaults["eps"])}
+        rows.append({"name": row.name, **brought, "description": row.description})
+    _print_rows(rows, as_json)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what elle finds on this machine, and what is missing.
+
+    Example: elle doctor
+    """
+    from elle.doctor import examine
+
+    rows = examine()
+    if as_json:
+        _print_json(rows)
+    else:
+        _print_table(["", "found", "what to do"], [[row["what"], row["found"], row["advice"]] for row in rows])
+
+
+def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        _print_json(rows)
+    else:
+        _print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
+
+
+def _print_table(columns: list[str], rows: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _print_accuracies(result: dict[str, dict[str, Any]]) -> None:
+    rows = []
+    for name, one in result.items():
+        low, high = one["interval"]
+        rows.append(
+            [
+                name,
+                f"{one['accuracy']:.2%}",
+                f"{low:.2%} to {high:.2%}",
+                f"{one['correct']} of {one['total']}",
+            ]
+        )
+    _print_table(["attack", "accuracy", "95 % interval", "correct"], rows)

@@ -1,0 +1,218 @@
+"""Every knob of a run once: typed, validated, and read from TOML and `key=value` words alike."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from elle.data.registry import find_dataset
+from elle.errors import InputError, nearest
+
+
+def parse_radius(value: Any) -> float:
+    """A radius as papers write it, `8/255`, or a decimal such as `0.3`."""
+    if isinstance(value, str):
+        try:
+            return float(Fraction(value.strip()))
+        except (ValueError, ZeroDivisionError):
+            raise ValueError(f"{value!r} is not a radius; write it as 8/255 or 0.03") from None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{value!r} is not a radius; write it as 8/255 or 0.03")
+    return float(value)
+
+
+def format_radius(eps: float) -> str:
+    """`8/255` where eps is a whole number of grey levels, otherwise the decimal."""
+    levels = round(eps * 255)
+    return f"{levels}/255" if levels > 0 and levels / 255 == eps else repr(eps)
+
+
+def check_radius(eps: float, norm: str) -> float:
+    """Refuse radii that cannot be meant: images lie in [0, 1], so an l-infinity radius is below 1."""
+    if not 0 < eps < math.inf:
+        raise ValueError(f"eps is {eps:g}; it must be greater than 0")
+    if norm == "linf" and eps >= 1:
+        raise ValueError(f"eps is {eps:g}, but images are in [0, 1]; did you mean eps={eps:g}/255?")
+    return eps
+
+
+Radius = Annotated[float, BeforeValidator(parse_radius)]
+
+
+class Config(BaseModel):
+    """One training run. What is left out comes from the dataset's defaults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    method: str = Field("elle-a", description="a row of `elle methods`; any takes +elle or +elle-a")
+    options: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="the method's own fields, written method.PART.FIELD=VALUE"
+    )
+    data: str = Field("digits", description="a row of `elle datasets`")
+    root: str | None = Field(None, description="the data folder; otherwise $ELLE_DATA, then ./data")
+    model: str | None = Field(None, description="a row of `elle models`, or module:function of your own")
+    eps: Radius | None = Field(None, description="the radius, as a fraction: 8/255")
+    norm: Literal["linf", "l2"] = Field("linf", description="the ball's norm")
+    weight: float | None = Field(None, ge=0, description="lambda of ELLE, lambda_max of ELLE-A")
+    epochs: int | None = Field(None, ge=1, description="passes over the training set")
+    max_steps: int | None = Field(
+        None, ge=1, description="stop after this many steps; the schedule stays that of `epochs`"
+    )
+    batch: int | None = Field(None, ge=1, description="images a step; the last, smaller batch of an epoch is left out")
+    lr: float | None = Field(None, gt=0, description="the schedule's highest learning rate")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
+    weight_decay: float = Field(5e-4, ge=0, description="weight decay of SGD")
+    schedule: Literal["short", "long"] = Field(
+        "short", description="short: up and down, linear; long: drops at 1/2, 3/4"
+    )
+    crop: int | None = Field(None, ge=0, description="pixels of padding for random crops; 0 for none")
+    flip: bool | None = Field(None, description="mirror half of the images")
+    validation: int | None = Field(
+        None, ge=0, description="training images held out to track; 0: track on the test set"
+    )
+    track: str = Field("clean,pgd-10", description="attacks evaluated while training")
+    eval_every: int = Field(1, ge=0, description="epochs between those evaluations; 0 for none")
+    final: str = Field("clean,fgsm,pgd-20", description="attacks evaluated on the whole test set at the end")
+    seed: int = Field(0, ge=0, description="of weights, data order, and every random draw")
+    out: str | None = Field(None, description="the run directory; otherwise runs/ and a name made of the settings")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1")
+    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = Field(
+        "auto", description="auto: fp16 on a GPU, fp32 on a CPU"
+    )
+    compile: Literal["auto", "off", "graph"] = Field(
+        "auto", description="graph: the step as one CUDA graph (auto on a GPU)"
+    )
+
+    @model_validator(mode="after")
+    def _radius_fits_norm(self) -> Config:
+        if self.eps is not None:
+            check_radius(self.eps, self.norm)
+        return self
+
+    def resolved(self) -> Config:
+        """This configuration with every open value filled in from its dataset's row."""
+        dataset = find_dataset(self.data)
+        open_keys = {key: value for key, value in dataset.defaults.items() if getattr(self, key) is None}
+        penalty = self.method.rpartition("+")[2]
+        if self.weight is None and penalty in dataset.weights:
+            open_keys["weight"] = dataset.weights[penalty]
+        return parse_config(self.model_dump() | open_keys)
+
+    def differences(self, other: Config) -> list[str]:
+        """The keys on which two configurations train different models."""
+        free = {"root", "out", "device", "compile", "eval_every", "track", "max_steps"}
+        mine, theirs = self.model_dump(), other.model_dump()
+        return [key for key in mine if key not in free and mine[key] != theirs[key]]
+
+    def to_toml(self) -> str:
+        """The configuration as a TOML file that `parse_config` reads back to an equal one."""
+        values = self.model_dump(exclude_none=True)
+        options = values.pop("options")
+        if self.eps is not None:
+            values["eps"] = format_radius(self.eps)
+        lines = [f"{key} = {_toml(value)}" for key, value in values.items() if key != "method" or not options]
+        if options:
+            lines += ["", "[method]", f"name = {_toml(self.method)}"]
+        for part, fields in options.items():
+            lines += ["", f"[method.{part}]", *(f"{key} = {_toml(value)}" for key, value in fields.items())]
+        return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text) + '"'
+
+
+def parse_config(values: Mapping[str, Any], where: str = "") -> Config:
+    """A Config from plain values, with one line for the first thing that is wrong."""
+    values = dict(values)
+    if isinstance(values.get("method"), Mapping):
+        table = dict(values["method"])
+        values["method"] = table.pop("name", Config().method)
+        values["options"] = table
+    try:
+        return Config.model_validate(values)
+    except ValidationError as problem:
+        raise InputError(where + _first_problem(problem)) from None
+
+
+def _first_problem(problem: ValidationError) -> str:
+    error = problem.errors()[0]
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {key!r}{nearest(key, Config.model_fields)}; `elle train --help` lists the keys"
+    if key.startswith("options"):
+        part = key.removeprefix("options.")
+        return f"method.{part}: write options as method.PART.FIELD=VALUE, for example method.attack.noise=3"
+    message = error["msg"].removeprefix("Value error, ")
+    return message if error["type"] == "value_error" and not key else f"{key}={error['input']!r}: {message}"
+
+
+def parse_words(words: Sequence[str]) -> dict[str, Any]:
+    """`key=value` words of the command line as the values a TOML file would give."""
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise InputError(f"{word!r} is not key=value, for example method=elle-a")
+        place = values
+        *folders, name = key.split(".")
+        if folders and folders[0] != "method":
+            raise InputError(f"unknown key {key!r}{nearest(key, Config.model_fields)}; only method has parts")
+        if key == "method" and isinstance(values.get("method"), dict):
+            place, name = values["method"], "name"
+        for folder in folders:
+            below = place.setdefault(folder, {})
+            if not isinstance(below, dict):
+                below = place[folder] = {"name": below}
+            place = below
+        place[name] = text if key in _TEXT_KEYS else _value(text)
+    return values
+
+
+_TEXT_KEYS = {key for key, field in Config.model_fields.items() if "str" in str(field.annotation)} | {"eps"}
+
+
+def _value(text: str) -> Any:
+    """A number, a boolean, or the text itself."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def load_config(words: Sequence[str], file: Path | None = None) -> Config:
+    """The configuration of a TOML file, overridden by `key=value` words; unresolved."""
+    values: dict[str, Any] = {}
+    if file is not None:
+        values = read_toml(file)
+        parse_config(values, where=f"{file}: ")
+    words_values = parse_words(words)
+    if isinstance(words_values.get("method"), dict) and "method" in values:
+        table = values["method"] if isinstance(values["method"], dict) else {"name": values["method"]}
+        words_values["method"] = table | words_values["method"]
+    return parse_config(values | words_values)
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """The values of a TOML file."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{file} does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
+        raise InputError(f"{file} is not a readable TOML file: {problem}") from None

@@ -1,0 +1,99 @@
+"""The weight of the regulariser (lambda in the paper): state in, state out, all tensors, no host synchronisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+
+def _check_weight(value: float) -> None:
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"weight is {value}; it must be a finite number, 0 or more")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same weight at every step: ELLE."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        _check_weight(self.value)
+
+    def start(self, device: torch.device | str = "cpu") -> State:
+        """The state before the first step."""
+        return {
+            "weight": torch.tensor(float(self.value), device=device),
+            "threshold": torch.tensor(float("inf"), device=device),
+        }
+
+    def update(self, state: State, error: Tensor) -> State:
+        """The state after seeing this step's error; its `weight` acts on this step."""
+        return state
+
+
+@dataclass(frozen=True)
+class OnOff:
+    """ELLE-A (Algorithm 1): jump to the maximum when the error leaves its history, decay otherwise.
+
+    weight <- maximum if error > mean(history) + sensitivity * std(history), else decay * weight.
+    The first errors only fill the history: a jump needs more than two of them.
+    """
+
+    value: float
+    """The weight it jumps to (lambda_max)."""
+    decay: float = 0.99
+    sensitivity: float = 2.0
+    history: int | None = None
+    """How many past errors to compare with; None is all of them."""
+
+    def __post_init__(self) -> None:
+        _check_weight(self.value)
+        if not 0 <= self.decay <= 1:
+            raise ValueError(f"decay is {self.decay}; it must be from 0 to 1")
+        if self.history is not None and self.history < 3:
+            raise ValueError(f"history is {self.history}; a jump needs at least 3 past errors")
+
+    def start(self, device: torch.device | str = "cpu") -> State:
+        """The state before the first step."""
+        state = Constant(0).start(device)
+        state["count"] = torch.zeros((), device=device)
+        if self.history is None:
+            # Welford's running mean and sum of squared deviations: the whole history in two numbers.
+            return state | {"mean": torch.zeros((), device=device), "spread": torch.zeros((), device=device)}
+        return state | {"recent": torch.zeros(self.history, device=device)}
+
+    def update(self, state: State, error: Tensor) -> State:
+        """The state after seeing this step's error; its `weight` acts on this step."""
+        error = error.float()
+        mean, deviation = self._statistics(state)
+        enough = state["count"] > 2
+        threshold = torch.where(enough, mean + self.sensitivity * deviation, torch.inf)
+        weight = torch.where(error > threshold, self.value, self.decay * state["weight"])
+        # An overflow in half precision may trigger the jump but must not spoil the statistics for good.
+        remembered = self._remember(state, error)
+        finite = error.isfinite()
+        kept = {name: torch.where(finite, value, state[name]) for name, value in remembered.items()}
+        return kept | {"weight": weight, "threshold": threshold}
+
+    def _statistics(self, state: State) -> tuple[Tensor, Tensor]:
+        count = state["count"]
+        if self.history is None:
+            return state["mean"], (state["spread"] / count.clamp(min=1)).sqrt()
+        filled = (torch.arange(self.history, device=count.device) < count).float()
+        total = filled.sum().clamp(min=1)
+        mean = (state["recent"] * filled).sum() / total
+        return mean, ((state["recent"] - mean).square() * filled).sum().div(total).sqrt()
+
+    def _remember(self, state: State, error: Tensor) -> State:
+        count = state["count"] + 1
+        if self.history is None:
+            before = error - state["mean"]
+            mean = state["mean"] + before / count
+            return {"count": count, "mean": mean, "spread": state["spread"] + before * (error - mean)}
+        slot = torch.arange(self.history, device=count.device) == state["count"] % self.history
+        return {"count": count, "recent": torch.where(slot, error, state["recent"])}

@@ -1,0 +1,105 @@
+"""DATASETS: an image set = a loader and the settings it brings, one frozen row each."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elle.data.sources import ImageSet, cifar10, digits, mnist5k
+from elle.errors import InputError, nearest
+
+ROOT_VARIABLE = "ELLE_DATA"
+DEFAULT_ROOT = Path("data")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One image set; `defaults` are config keys, `weights` the default lambda (or lambda_max) by method."""
+
+    name: str
+    description: str
+    load: Callable[[Path | None], ImageSet]
+    needs_root: bool
+    defaults: Mapping[str, Any]
+    weights: Mapping[str, float]
+
+
+_ROWS = (
+    Dataset(
+        "digits",
+        "1,797 handwritten digits, 8 x 8 grey pixels, part of scikit-learn: nothing to download",
+        digits,
+        needs_root=False,
+        defaults={
+            "model": "small-cnn",
+            "eps": 0.3,
+            "epochs": 40,
+            "batch": 64,
+            "lr": 0.2,
+            "validation": 97,
+            "crop": 0,
+            "flip": False,
+        },
+        weights={"elle": 10.0, "elle-a": 10.0},
+    ),
+    Dataset(
+        "mnist5k",
+        "5,000 handwritten digits of MNIST, 28 x 28 grey pixels, part of elle: nothing to download",
+        mnist5k,
+        needs_root=False,
+        defaults={
+            "model": "small-cnn",
+            "eps": 0.27,
+            "epochs": 20,
+            "batch": 64,
+            "lr": 0.1,
+            "validation": 0,
+            "crop": 0,
+            "flip": False,
+        },
+        weights={"elle": 100.0, "elle-a": 600.0},
+    ),
+    Dataset(
+        "cifar10",
+        "60,000 photographs in 10 classes, 32 x 32 colour pixels",
+        lambda root: cifar10(root or DEFAULT_ROOT),
+        needs_root=True,
+        defaults={
+            "model": "preact-resnet18",
+            "eps": 8 / 255,
+            "epochs": 30,
+            "batch": 128,
+            "lr": 0.2,
+            "validation": 1024,
+            "crop": 4,
+            "flip": True,
+        },
+        weights={"elle": 1000.0, "elle-a": 4000.0},
+    ),
+)
+DATASETS: dict[str, Dataset] = {row.name: row for row in _ROWS}
+
+
+def find_dataset(name: str) -> Dataset:
+    """The row called `name`."""
+    if name in DATASETS:
+        return DATASETS[name]
+    raise InputError(f"no dataset {name!r}{nearest(name, DATASETS)}; there are {', '.join(DATASETS)}")
+
+
+def load_dataset(name: str, root: str | Path | None = None) -> ImageSet:
+    """The set called `name`, read from `root`, else from the folder in ELLE_DATA, else from ./data."""
+    row = find_dataset(name)
+    if not row.needs_root:
+        return row.load(None)
+    # The first place given is the only one read: falling back past a mistyped folder would hide the mistake.
+    variable = os.environ.get(ROOT_VARIABLE)
+    folder = Path(root or variable or DEFAULT_ROOT).expanduser()
+    try:
+        return row.load(folder)
+    except InputError as error:
+        if root or folder.is_dir():
+            raise
+        origin = f"set by {ROOT_VARIABLE}" if variable else f"the default, as {ROOT_VARIABLE} is not set"
+        raise InputError(f"{error} (the folder {folder} is {origin}; root=FOLDER names another)") from None

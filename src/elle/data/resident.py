@@ -1,0 +1,68 @@
+"""A whole image set on the device, so that a training step waits for no loader."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from elle.data.sources import Split
+from elle.errors import InputError
+
+
+def split_validation(data: Split, count: int, seed: int) -> tuple[Split, Split]:
+    """Training and validation images: `count` of them, drawn with `seed`, are taken out for validation."""
+    if not 0 <= count < len(data):
+        raise InputError(f"validation={count}: there are {len(data)} images; use 0 to {len(data) - 1}")
+    order = np.random.default_rng(seed).permutation(len(data))
+    held_out, kept = order[:count], np.sort(order[count:])
+    return Split(data.x[kept], data.y[kept]), Split(data.x[held_out], data.y[held_out])
+
+
+def to_tensors(data: Split, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """All images as float32 in [0, 1] and labels as int64, for evaluation."""
+    return _to_unit(torch.tensor(data.x, device=device)), torch.tensor(data.y, device=device)
+
+
+def _to_unit(x: Tensor) -> Tensor:
+    return x.to(torch.float32) / 255
+
+
+class Resident:
+    """A whole training set on the device as uint8; batches are cropped, flipped and converted there."""
+
+    def __init__(self, data: Split, device: torch.device | str, crop: int = 0, flip: bool = False) -> None:
+        self.crop = crop
+        self.flip = flip
+        self.x = pad(torch.tensor(data.x, device=device), (crop, crop, crop, crop))
+        self.y = torch.tensor(data.y, device=device)
+        channels, height, width = data.x.shape[1:]
+        # Made once: a batch then needs nothing from the host and can be captured in a CUDA graph.
+        self._channels = torch.arange(channels, device=device).view(1, -1, 1, 1)
+        self._rows = torch.arange(height, device=device).view(1, 1, -1, 1)
+        self._columns = torch.arange(width, device=device).view(1, 1, 1, -1)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def order(self, seed: int, epoch: int) -> Tensor:
+        """The order of this epoch, int64 [N]: a function of (seed, epoch) alone, the same on every device."""
+        # A spawn key keeps pairs apart for any seed; seed + epoch would give seed 1 the epochs of seed 0.
+        stream = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch,)))
+        return torch.from_numpy(stream.permutation(len(self))).to(self.y.device)
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Images float32 [B, C, H, W] in [0, 1], cropped and flipped at random, and labels of index [B]."""
+        x = self._augmented(index) if self.crop or self.flip else self.x[index]
+        return _to_unit(x), self.y[index]
+
+    def _augmented(self, index: Tensor) -> Tensor:
+        """One gather: pixel (i, j) comes from (i + top, j + left), with W - 1 - j for j when flipped."""
+        shape, device = (len(index), 1, 1, 1), index.device
+        rows, columns = self._rows, self._columns
+        if self.flip:
+            flipped = torch.randint(2, shape, device=device, dtype=torch.bool)
+            columns = torch.where(flipped, columns.flip(-1), columns)
+        if self.crop:
+            rows = rows + torch.randint(2 * self.crop + 1, shape, device=device)
+            columns = columns + torch.randint(2 * self.crop + 1, shape, device=device)
+        return self.x[index.view(shape), self._channels, rows, columns]

@@ -1,0 +1,232 @@
+"""`elle demo`: plain FGSM training collapses, ELLE-A does not; two ordinary runs, a table, a verdict, a page."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from elle.config import format_radius, load_config
+from elle.errors import InputError, WorkError
+from elle.experiments.chart import Chart, Series
+from elle.experiments.page import Table as PageTable
+from elle.experiments.page import write_page
+
+METHODS = ("fgsm", "elle-a")
+NAMES = {"fgsm": "FGSM", "elle-a": "ELLE-A"}
+SETTINGS = ("data=mnist5k", "device=cpu", "track=clean,pgd-20", "final=clean,pgd-20")
+_MARKER = ".elle-demo"
+
+
+@dataclass
+class DemoRun:
+    """One of the two trainings: an `elle train` process and the records it has written so far."""
+
+    method: str
+    directory: Path
+    process: subprocess.Popen[bytes]
+    started: float = field(default_factory=time.monotonic)
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    def read(self) -> None:
+        file = self.directory / "metrics.jsonl"
+        if file.exists():
+            # A line without its end is still being written.
+            lines = file.read_text().splitlines(keepends=True)
+            self.records = [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def summary(self) -> dict[str, Any]:
+        """What the table, the verdict and --json say of this run, all from its own records."""
+        result = json.loads((self.directory / "result.json").read_text())
+        accuracies = [record["pgd-20"] for record in self.records]
+        return {
+            "pgd20_best": max(accuracies),
+            "pgd20_final": accuracies[-1],
+            "clean": self.records[-1]["clean"],
+            "single_step": self.records[-1]["accuracy"],
+            "loss": self.records[-1]["loss"],
+            "collapsed": result["collapse_epoch"] is not None,
+            "collapse_epoch": result["collapse_epoch"],
+            "seconds": round(sum(r["seconds"] + r["eval_seconds"] for r in self.records), 1),
+        }
+
+
+def run_demo(out: Path, seed: int, quiet: bool = False, words: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Train both methods side by side into `out`, write its report.html, and return a summary of each."""
+    _prepare(out)
+    settings = [*SETTINGS, f"seed={seed}", *words]
+    epochs = load_config(settings).resolved().epochs or 0
+    runs = [_start(method, out / method, settings) for method in METHODS]
+    console = Console(stderr=quiet, quiet=quiet, highlight=False)
+    console.print(f"Training twice on 4,000 handwritten digits, {epochs} epochs each, side by side:")
+    try:
+        _follow(runs, epochs, console)
+    finally:
+        for run in runs:
+            run.process.terminate()
+    summaries = {run.method: run.summary() for run in runs}
+    verdict = describe(summaries)
+    _write_report(out / "report.html", runs, summaries, verdict, settings)
+    console.print(
+        f"\n{verdict}\n\nThe curves are in {out / 'report.html'}; the runs beside it are ordinary run directories."
+    )
+    return summaries
+
+
+def _prepare(out: Path) -> None:
+    """An empty folder, or a former demo's, whose runs are replaced; anything else is left alone."""
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / _MARKER).exists())):
+        raise InputError(f"{out} exists and is not a former demo; choose another folder with --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / _MARKER).touch()
+    except OSError as problem:
+        raise InputError(f"cannot write into {out}: {problem.strerror}; choose another folder with --out") from None
+    for method in METHODS:
+        shutil.rmtree(out / method, ignore_errors=True)
+
+
+def _start(method: str, directory: Path, settings: Sequence[str]) -> DemoRun:
+    cores = os.cpu_count() or 1
+    # Half of the cores each: two processes with all of them would wait for each other.
+    environment = os.environ | {"OMP_NUM_THREADS": str(max(1, min(4, cores // 2)))}
+    command = [sys.executable, "-m", "elle", "train", f"method={method}", *settings, f"out={directory}"]
+    directory.mkdir()
+    with open(directory / "log.txt", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    return DemoRun(method, directory, process)
+
+
+def _follow(runs: list[DemoRun], epochs: int, console: Console) -> None:
+    printed = {run.method: 0 for run in runs}
+    with Live(_table(runs, epochs), console=console, auto_refresh=False) as live:
+        while any(run.process.poll() is None for run in runs):
+            time.sleep(0.2)
+            for run in runs:
+                run.read()
+                if run.process.poll() not in (None, 0):
+                    log = (run.directory / "log.txt").read_text().strip()
+                    raise WorkError(f"training {run.method} failed: {log.splitlines()[-1] if log else 'no output'}")
+                if not console.is_terminal:
+                    for record in run.records[printed[run.method] :]:
+                        console.print(f"{NAMES[run.method]:7} {_line(record, epochs)}")
+                    printed[run.method] = len(run.records)
+            if console.is_terminal:
+                live.update(_table(runs, epochs), refresh=True)
+        for run in runs:
+            run.read()
+        live.update(_table(runs, epochs), refresh=True)
+
+
+def _line(record: dict[str, Any], epochs: int) -> str:
+    return (
+        f"epoch {record['epoch']:2d}/{epochs}  loss {record['loss']:.3f}  single-step {record['accuracy']:6.1%}  "
+        f"PGD-20 {record['pgd-20']:6.1%}  E_lin {record['tracked_error']:.1e}  weight {record['weight'] or 0:.0f}"
+    )
+
+
+def _table(runs: list[DemoRun], epochs: int) -> Table:
+    columns = ("method", "epoch", "loss", "single-step", "clean", "PGD-20", "best", "E_lin", "weight", "left")
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for run in runs:
+        if not run.records:
+            table.add_row(NAMES[run.method], f"0/{epochs}", *[""] * (len(columns) - 2))
+            continue
+        record, done = run.records[-1], len(run.records)
+        left = (time.monotonic() - run.started) / done * (epochs - done)
+        table.add_row(
+            NAMES[run.method],
+            f"{record['epoch']}/{epochs}",
+            f"{record['loss']:.3f}",
+            f"{record['accuracy']:.1%}",
+            f"{record['clean']:.1%}",
+            f"{record['pgd-20']:.1%}",
+            f"{max(r['pgd-20'] for r in run.records):.1%}",
+            f"{record['tracked_error']:.1e}",
+            "-" if record["weight"] is None else f"{record['weight']:.0f}",
+            f"{left:.0f} s",
+        )
+    return table
+
+
+def describe(summaries: dict[str, dict[str, Any]]) -> str:
+    """One sentence a method, from the numbers alone."""
+    sentences = []
+    for method, one in summaries.items():
+        if one["collapsed"]:
+            sentences.append(
+                f"{NAMES[method]} collapsed in epoch {one['collapse_epoch']}: accuracy under PGD-20 fell from "
+                f"{one['pgd20_best']:.1%} to {one['pgd20_final']:.1%} while accuracy under its own single-step attack "
+                f"reached {one['single_step']:.1%}."
+            )
+        else:
+            sentences.append(
+                f"{NAMES[method]} did not collapse: accuracy under PGD-20 ends at {one['pgd20_final']:.1%} "
+                f"(best {one['pgd20_best']:.1%})."
+            )
+    return " ".join(sentences)
+
+
+def _write_report(
+    path: Path, runs: list[DemoRun], summaries: dict[str, dict[str, Any]], verdict: str, settings: Sequence[str]
+) -> None:
+    config = load_config(settings).resolved()
+    marks = [
+        (float(one["collapse_epoch"]), f"{NAMES[method]} collapses")
+        for method, one in summaries.items()
+        if one["collapsed"]
+    ]
+    table = PageTable(
+        "At the end of training",
+        ("Method", "PGD-20, best", "PGD-20, final", "Clean", "Single-step (training)", "Training loss", "Seconds"),
+        [
+            (
+                NAMES[method],
+                f"{one['pgd20_best']:.1%}",
+                f"{one['pgd20_final']:.1%}",
+                f"{one['clean']:.1%}",
+                f"{one['single_step']:.1%}",
+                f"{one['loss']:.3f}",
+                f"{one['seconds']:.0f}",
+            )
+            for method, one in summaries.items()
+        ],
+        frozenset(k for k, one in enumerate(summaries.values()) if one["collapsed"]),
+    )
+
+    def chart(title: str, label: str, key: str, note: str, **kind: bool) -> Chart:
+        series = [
+            Series(NAMES[run.method], [r["epoch"] for r in run.records], [r[key] for r in run.records])
+            for run in runs
+            if any(r[key] is not None for r in run.records)
+        ]
+        return Chart(title, "epoch", label, series, note=note, marks=marks, **kind)
+
+    charts = [
+        chart("Accuracy under a real attack", "PGD-20 accuracy", "pgd-20", "On 1,000 test images.", percent=True),
+        chart("Accuracy under the training attack", "single-step accuracy", "accuracy",
+              "On the training batches: near 100 % means the network fools its own attack.", percent=True),
+        chart("Training loss", "loss", "loss", "At the single-step adversarial points."),
+        chart("How far the loss is from linear", "E_lin", "tracked_error",
+              "Local linearity error on the test images: it jumps when a network collapses.", log=True),
+        chart("Weight of the penalty", "weight", "weight",
+              "ELLE-A raises it when the error leaves its history, and lets it decay otherwise; FGSM has none."),
+        chart("Clean accuracy", "accuracy", "clean", "Alone it would not have shown anything.", percent=True),
+    ]  # fmt: skip
+    footer = (
+        f"elle demo, seed {config.seed}: {config.model} on 4,000 images of MNIST, "
+        f"eps {format_radius(config.eps or 0)}, {config.epochs} epochs of batch {config.batch}. "
+        f"Every number on this page was measured in this run."
+    )
+    write_page(path, "Catastrophic overfitting, and how ELLE-A avoids it", verdict, [table, *charts], footer)

@@ -1,0 +1,54 @@
+"""What elle finds on a machine: torch, GPU, precision, data folders, optional packages."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+from elle.data.registry import DATASETS, DEFAULT_ROOT, ROOT_VARIABLE, load_dataset
+from elle.errors import InputError
+from elle.version import __version__
+
+
+def examine() -> list[dict[str, str]]:
+    """One row for each thing looked at: what, found, advice (empty where nothing is missing)."""
+    rows = [
+        _row("elle", __version__),
+        _row("python", platform.python_version()),
+        _row("torch", torch.__version__),
+        _row("cpu", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"),
+        *_gpu(),
+    ]
+    return rows + [_dataset(name) for name in DATASETS]
+
+
+def _row(what: str, found: str, advice: str = "") -> dict[str, str]:
+    return {"what": what, "found": found, "advice": advice}
+
+
+def _gpu() -> list[dict[str, str]]:
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        reason = (
+            f"torch is built for CUDA {built}, but finds no GPU or driver" if built else "this torch is a CPU build"
+        )
+        return [_row("gpu", f"none ({reason})", "CIFAR-size training wants an NVIDIA GPU and a CUDA build of torch")]
+    rows = []
+    for number in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(number)
+        rows.append(_row(f"cuda:{number}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"))
+    half = torch.cuda.get_device_capability(0) >= (7, 0)
+    rows.append(_row("precision", "auto is fp16", "" if half else "this GPU has no fast fp16; use precision=fp32"))
+    return rows
+
+
+def _dataset(name: str) -> dict[str, str]:
+    try:
+        images = load_dataset(name)
+    except InputError:
+        looked = os.environ.get(ROOT_VARIABLE) or str(DEFAULT_ROOT)
+        return _row(f"data {name}", f"not in {Path(looked).absolute()}", f"give root=FOLDER or set {ROOT_VARIABLE}")
+    return _row(f"data {name}", f"{len(images.train)} training and {len(images.test)} test images")

@@ -1,0 +1,136 @@
+"""One state, written atomically, read back safely: safetensors with the rest as JSON in its header."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from elle.errors import InputError, WorkError
+
+KEPT = 2
+"""Checkpoints kept in a run directory: the newest, and the one before in case it cannot be read."""
+_HEADER = "elle"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside the target, flush to the disk, rename: a reader sees the old file or the new one, never half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # makes the rename itself survive a power cut
+        finally:
+            os.close(folder)
+    except OSError as problem:
+        temporary.unlink(missing_ok=True)
+        raise WorkError(
+            f"could not write {path}: {problem.strerror}; what was there before is untouched: "
+            f"make room, then continue with --resume"
+        ) from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A JSON file, atomically."""
+    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def write_lines(path: Path, values: list[Any]) -> None:
+    """A file with one JSON value a line, atomically."""
+    write_atomically(path, "".join(json.dumps(value) + "\n" for value in values).encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Tensors and a JSON header in one safetensors file, atomically."""
+    # Copies: two names may share storage, which the format refuses.
+    plain = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
+    write_atomically(path, save(plain, metadata={_HEADER: json.dumps(header)}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write_tensors` wrote; InputError names a file that is missing, truncated or not elle's."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            header = json.loads(metadata[_HEADER])
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except (SafetensorError, OSError, ValueError) as problem:
+        raise InputError(f"{path} is truncated or not a safetensors file ({problem})") from None
+    except KeyError:
+        raise InputError(f"{path} was not written by elle: its header has no {_HEADER!r} entry") from None
+    return tensors, header
+
+
+def checkpoint_path(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}.safetensors"
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The run's checkpoints, oldest first."""
+    return sorted((run / "checkpoints").glob("step-*.safetensors"))
+
+
+def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
+    """Write the checkpoint of `step`, then delete all but the last two."""
+    path = checkpoint_path(run, step)
+    write_tensors(path, tensors, {"kind": "checkpoint", "step": step} | dict(header))
+    for old in checkpoints(run)[:-KEPT]:
+        old.unlink()
+    return path
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A checkpoint's tensors and header; a bad one is refused by name and the one before it offered."""
+    try:
+        tensors, header = read_tensors(path)
+        if header.get("kind") != "checkpoint":
+            raise InputError(f"{path} is not a checkpoint")
+    except InputError as problem:
+        older = [other for other in checkpoints(path.parent.parent) if other.name < path.name]
+        offer = f"; the one before it can be used: --from {older[-1]}" if older else "; there is no older one"
+        raise InputError(f"{problem}{offer}") from None
+    return tensors, header
+
+
+class RunLock:
+    """Holds a run directory for one process; the system lets go when the process ends, however it ends."""
+
+    def __init__(self, run: Path) -> None:
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            self._file = open(run / ".lock", "a+")  # noqa: SIM115 (held for the life of the run)
+        except OSError as problem:
+            raise InputError(f"cannot use {run} as a run directory: {problem.strerror}") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise InputError(
+                f"{run} is in use by another process ({holder}); wait for it or choose another out"
+            ) from None
+        self._file.truncate(0)
+        self._file.write(f"pid {os.getpid()}")
+        self._file.flush()
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()

@@ -1,0 +1,285 @@
+"""A training run: epochs, evaluation points, records, checkpoints, stop conditions."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from elle.config import Config, format_radius, load_config
+from elle.core.schedules import SCHEDULES
+from elle.data.registry import load_dataset
+from elle.data.resident import Resident, split_validation, to_tensors
+from elle.data.sources import ImageSet
+from elle.engine import checkpoint
+from elle.engine.monitor import collapse_epoch
+from elle.engine.runtime import (
+    GraphedStep,
+    autocast,
+    pick_device,
+    pick_precision,
+    prepare_device,
+    stop_signals,
+)
+from elle.engine.step import RECORDED, Step
+from elle.errors import InputError, WorkError
+from elle.evaluation.evaluate import evaluate, evaluation_mode, parse_attacks, surviving
+from elle.evaluation.metrics import mean_error
+from elle.methods import configured
+from elle.models.registry import build_model
+from elle.version import __version__
+
+Record = dict[str, Any]
+Value = TypeVar("Value")
+
+
+@dataclass
+class Watcher:
+    """What a run tells whoever watches it; the default watcher looks away."""
+
+    started: Callable[[Config, int, int], None] = lambda config, steps, done: None
+    stepped: Callable[[int], None] = lambda step: None
+    recorded: Callable[[Record], None] = lambda record: None
+    said: Callable[[str], None] = lambda text: None
+
+
+def run_directory(config: Config) -> Path:
+    """Where a run writes: `out`, or runs/ and a name made of its settings."""
+    if config.out is not None:
+        return Path(config.out)
+    eps = format_radius(config.eps or 0).replace("/", "-")
+    return Path("runs") / f"{config.data}-{config.method}-eps{eps}-seed{config.seed}"
+
+
+def train(
+    config: Config, *, resume: bool = False, start_from: Path | None = None, watcher: Watcher | None = None
+) -> dict[str, Any]:
+    """Train as configured, into a run directory, and return what its result.json holds.
+
+    `resume` continues from the newest checkpoint (and starts afresh where there is none); `start_from` from that one.
+    """
+    config = config.resolved()
+    directory = run_directory(config)
+    with checkpoint.RunLock(directory):
+        existing = checkpoint.checkpoints(directory)
+        if existing and not resume and start_from is None:
+            raise InputError(f"{directory} already holds a run; continue it with --resume or choose another --out")
+        run = Run(config, directory, watcher or Watcher())
+        if start_from is not None or existing:
+            run.resume(start_from or existing[-1])
+        else:
+            checkpoint.write_atomically(directory / "config.toml", config.to_toml().encode())
+        return run.finish()
+
+
+class Run:
+    """One run's parts and its position in the schedule."""
+
+    def __init__(self, config: Config, directory: Path, watcher: Watcher) -> None:
+        self.config, self.directory, self.watcher = config, directory, watcher
+        self.device = pick_device(config.device)
+        self.precision = pick_precision(config.precision, self.device)
+        self.attacks = parse_attacks(config.track, config.norm)
+        parse_attacks(config.final, config.norm)
+        self.method = configured(config.method, weight=config.weight, norm=config.norm, options=config.options)
+        self.images = load_dataset(config.data, config.root)
+        prepare_device(self.device, self.precision)
+        torch.manual_seed(config.seed)
+        self.step, self.tracked = self._parts(self.images)
+        self.run_step: Callable[[Tensor], None] = self.step
+        if self.device.type == "cuda" and config.compile != "off":
+            self.run_step = GraphedStep(self.step, self.batch, self.device)
+        elif config.compile == "graph":
+            raise InputError("compile=graph needs an NVIDIA GPU; leave it out or set compile=off")
+        self.schedule = SCHEDULES[config.schedule]
+        self.history: list[Record] = []
+        self.done = 0
+        self.epoch_seconds = 0.0
+
+    def _parts(self, images: ImageSet) -> tuple[Step, tuple[Tensor, Tensor]]:
+        config = self.config
+        training, validation = split_validation(images.train, _given(config.validation), config.seed)
+        data = Resident(training, self.device, _given(config.crop), _given(config.flip))
+        self.batch = min(_given(config.batch), len(data))
+        self.steps_per_epoch = len(data) // self.batch
+        self.total_steps = self.steps_per_epoch * _given(config.epochs)
+        shape = images.train.x.shape
+        model = build_model(_given(config.model), (shape[1], shape[2], shape[3]), len(images.classes))
+        model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        step = Step(
+            model.train(),
+            self.method,
+            data,
+            eps=_given(config.eps),
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            precision=self.precision,
+            steps_per_epoch=self.steps_per_epoch,
+        )
+        return step, to_tensors(validation if len(validation) else images.test, self.device)
+
+    @property
+    def last_step(self) -> int:
+        return min(self.total_steps, self.config.max_steps or self.total_steps)
+
+    def resume(self, path: Path) -> None:
+        """Continue from a checkpoint of this very run."""
+        tensors, header = checkpoint.load_checkpoint(path)
+        saved = load_config([], self.directory / "config.toml")
+        different = self.config.differences(saved)
+        if different:
+            words = ", ".join(f"{key}={getattr(saved, key)}" for key in different)
+            raise InputError(f"{path} belongs to a run with {words}; give the same values, or choose another --out")
+        try:
+            self.step.restore(tensors)
+        except (KeyError, RuntimeError) as problem:
+            raise InputError(f"{path} does not fit this run: {problem}") from None
+        self.done, self.history, self.epoch_seconds = (
+            header["step"],
+            header["history"],
+            header["epoch_seconds"],
+        )
+        # Records after the checkpoint come again; anything newer on disk is from work that is being redone.
+        checkpoint.write_lines(self.directory / "metrics.jsonl", self.history)
+        for newer in checkpoint.checkpoints(self.directory):
+            if newer.name > path.name:
+                newer.unlink()
+        self._event("resume", step=self.done)
+        self.watcher.said(f"continuing from step {self.done} of {self.last_step} ({path.name})")
+
+    def finish(self) -> dict[str, Any]:
+        """Train what is left, evaluate on the test set, write the weights and the result."""
+        self.watcher.started(self.config, self.last_step, self.done)
+        if not self.history and self.done == 0:
+            checkpoint.write_lines(self.directory / "metrics.jsonl", [])
+        with stop_signals() as stopped:
+            while self.done < self.last_step:
+                self._epoch(stopped)
+        return self._result()
+
+    def _epoch(self, stopped: Callable[[], str | None]) -> None:
+        epoch, first = divmod(self.done, self.steps_per_epoch)
+        order = self.step.data.order(self.config.seed, epoch)
+        started = time.perf_counter()
+        for k in range(first, self.steps_per_epoch):
+            # The middle of the step, so that neither the first nor the last one has rate 0.
+            self.step.lr.fill_(_given(self.config.lr) * self.schedule((self.done + 0.5) / self.total_steps))
+            self.run_step(order[k * self.batch : (k + 1) * self.batch])
+            self.done += 1
+            self.watcher.stepped(self.done)
+            if stopped() and k + 1 < self.steps_per_epoch:
+                self.epoch_seconds += time.perf_counter() - started
+                self._stop(stopped())
+            if self.done == self.last_step:
+                break
+        rows = self.step.records[: k + 1].cpu()  # waits for the device
+        self.epoch_seconds += time.perf_counter() - started
+        self._close_epoch(epoch, rows)
+        if stopped():
+            self._stop(stopped())
+
+    def _close_epoch(self, epoch: int, rows: Tensor) -> None:
+        means = {name: _number(rows[:, k].nanmean()) for k, name in enumerate(RECORDED) if name != "threshold"}
+        if means["loss"] is None or not all(bool(p.isfinite().all()) for p in self.step.model.parameters()):
+            self._event("diverged", step=self.done)
+            raise WorkError(
+                f"training diverged in epoch {epoch + 1}: the loss is not a number; lower lr (now {self.config.lr}) "
+                f"or weight and start again; the checkpoints before it are in {self.directory / 'checkpoints'}"
+            )
+        record: Record = {"epoch": epoch + 1, "step": self.done} | means
+        record["seconds"] = round(self.epoch_seconds, 3)
+        last = self.done == self.last_step
+        if self.config.eval_every and ((epoch + 1) % self.config.eval_every == 0 or last):
+            record |= self._track()
+        self.history.append(record)
+        with open(self.directory / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        self.epoch_seconds = 0.0
+        self.step.position.zero_()
+        self._save()
+        self.watcher.recorded(record)
+        if self.collapse() == epoch + 1:
+            self._event("collapse", step=self.done, epoch=epoch + 1)
+            self.watcher.said(f"collapse: accuracy under attack fell below half of its best in epoch {epoch + 1}")
+
+    def _track(self) -> Record:
+        """Accuracies and E_lin on the tracking images, in the training precision and apart from its random state."""
+        started = time.perf_counter()
+        x, y = self.tracked
+        model, record = self.step.model, {}
+        with evaluation_mode(model, self.config.seed, self.device), autocast(self.device, self.precision):
+            for one in self.attacks:
+                record[one.name] = float(surviving(model, x, y, one, _given(self.config.eps), 1024).float().mean())
+            record["tracked_error"] = mean_error(model, x, y, _given(self.config.eps), norm=self.config.norm)
+        record["eval_seconds"] = round(time.perf_counter() - started, 3)
+        return record
+
+    def collapse(self) -> int | None:
+        """The epoch in which this run collapsed for good, as far as its records tell."""
+        multi = next((one.name for one in self.attacks if one.attack is not None and one.attack.steps > 1), None)
+        seen = [record for record in self.history if multi in record]
+        if multi is None or self.method.attack is None:
+            return None
+        index = collapse_epoch([record["accuracy"] for record in seen], [record[multi] for record in seen])
+        return None if index is None else int(seen[index]["epoch"])
+
+    def _save(self) -> Path:
+        header = {"history": self.history, "epoch_seconds": self.epoch_seconds, "version": __version__}
+        return checkpoint.save_checkpoint(self.directory, self.done, self.step.state(), header)
+
+    def _stop(self, signal_name: str | None) -> None:
+        if not checkpoint.checkpoint_path(self.directory, self.done).exists():
+            self._save()
+        self._event("stop", step=self.done, signal=signal_name)
+        raise WorkError(
+            f"stopped by {signal_name} at step {self.done} of {self.last_step}; everything is saved; "
+            f"continue with: elle train --out {self.directory} --resume"
+        )
+
+    def _event(self, kind: str, **values: Any) -> None:
+        with open(self.directory / "events.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": kind, "time": round(time.time(), 3)} | values) + "\n")
+
+    def _result(self) -> dict[str, Any]:
+        config, model = self.config, self.step.model
+        shape = self.images.test.x.shape
+        header = {"kind": "model", "model": config.model, "shape": shape[1:], "classes": self.images.classes}
+        checkpoint.write_tensors(self.directory / "model.safetensors", model.state_dict(), header)
+        self.watcher.said(f"evaluating {config.final} on {len(self.images.test)} test images")
+        x, y = to_tensors(self.images.test, self.device)
+        final = evaluate(model, x, y, config.final, _given(config.eps), norm=config.norm, seed=config.seed)
+        epoch_seconds = [record["seconds"] for record in self.history]
+        result = {
+            "version": __version__,
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+            "precision": self.precision,
+            "config": config.model_dump(),
+            "classes": list(self.images.classes),
+            "steps": self.done,
+            "collapse_epoch": self.collapse(),
+            "seconds_per_epoch": sorted(epoch_seconds)[len(epoch_seconds) // 2] if epoch_seconds else None,
+            "train_seconds": round(sum(epoch_seconds), 3),
+            "test": final,
+        }
+        checkpoint.write_json(self.directory / "result.json", result)
+        self._event("finish", step=self.done)
+        return result
+
+
+def _given(value: Value | None) -> Value:
+    """A value that `Config.resolved` has filled in."""
+    assert value is not None
+    return value
+
+
+def _number(value: Tensor) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None

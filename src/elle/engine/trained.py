@@ -1,0 +1,56 @@
+"""A finished run read back: its network, its configuration, its test images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from elle.config import Config, load_config
+from elle.data.registry import load_dataset
+from elle.data.resident import to_tensors
+from elle.engine.checkpoint import read_tensors
+from elle.errors import InputError
+from elle.models.registry import build_model
+
+
+@dataclass(frozen=True)
+class Trained:
+    model: nn.Module
+    config: Config
+    classes: tuple[str, ...]
+
+    def test_images(self, root: str | None = None, limit: int | None = None) -> tuple[Tensor, Tensor]:
+        """The first `limit` test images [N, C, H, W] in [0, 1] and their labels [N], on the model's device."""
+        test = load_dataset(self.config.data, root or self.config.root).test
+        x, y = to_tensors(test, next(self.model.parameters()).device)
+        return x[:limit], y[:limit]
+
+
+def load_run(directory: str | Path, device: torch.device | str = "cpu") -> Trained:
+    """The network of a run directory, in eval mode; nothing is unpickled."""
+    directory = Path(directory)
+    weights = directory / "model.safetensors"
+    if not directory.is_dir():
+        raise InputError(f"{directory} is not a folder; give the run directory that `elle train` wrote")
+    if not weights.exists():
+        raise InputError(f"{directory} has no model.safetensors: the run has not finished; continue it with --resume")
+    config = load_config([], directory / "config.toml")
+    tensors, header = read_tensors(weights)
+    if header.get("kind") != "model":
+        raise InputError(f"{weights} is not a model that `elle train` wrote")
+    channels, height, width = header["shape"]
+    model = build_model(header["model"], (channels, height, width), len(header["classes"]))
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as problem:
+        reason = str(problem).splitlines()[-1].strip()
+        raise InputError(f"{weights} does not fit the network {header['model']}: {reason}") from None
+    return Trained(model.to(device).eval(), config, tuple(header["classes"]))
+
+
+def load(directory: str | Path, device: torch.device | str = "cpu") -> nn.Module:
+    """The trained network of a run directory: images in [0, 1] in, logits out, eval mode."""
+    return load_run(directory, device).model

@@ -1,0 +1,404 @@
+"""Line charts as inline SVG, with the standard library only."""
+
+import html
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# (light, dark) pairs after Okabe and Ito, told apart by colour-blind readers; at least 3:1 against the page.
+COLOURS = (
+    ("#0072b2", "#56b4e9"),
+    ("#d55e00", "#ff8c42"),
+    ("#00805c", "#35c99a"),
+    ("#a8508a", "#e79bc6"),
+    ("#8f6b00", "#e8c33a"),
+    ("#5a5fb8", "#a7aaf5"),
+    ("#555555", "#bdbdbd"),
+    ("#9b2226", "#f28b82"),
+)
+DASHES = ("", "7 3", "2 2.5", "9 3 2 3", "4 2")
+INKS = {"ink": "#1f2328", "soft": "#59636e", "grid": "#d8dee4", "axis": "#818b98", "mark": "#cf222e"}
+MARKERS = (
+    "M-3.4 0a3.4 3.4 0 1 0 6.8 0a3.4 3.4 0 1 0-6.8 0z",  # disc
+    "M-3.1-3.1h6.2v6.2h-6.2z",  # square
+    "M0-4.1L3.9 2.9H-3.9z",  # triangle
+    "M0-4.4L4.4 0L0 4.4L-4.4 0z",  # diamond
+    "M0 4.1L3.9-2.9H-3.9z",  # triangle, point down
+    "M-1.3-4h2.6v2.7h2.7v2.6h-2.7v2.7h-2.6v-2.7h-2.7v-2.6h2.7z",  # plus
+    "M-2-4.2H2L4.2 0L2 4.2H-2L-4.2 0z",  # hexagon
+)
+
+WIDTH = 440.0
+PLOT_HEIGHT = 225.0
+ROW = 18.0  # the height of a line of text
+GLYPH = 8.6  # a generous width for one character at the size used on phones (15 units)
+MAX_NAME, MAX_NAMES = 14, 7  # names up to this length and number are written beside their lines
+MAX_POINTS = 1200  # a longer line is thinned: no screen shows more
+HUGE, TINY = 1e140, 1e-140  # beyond these a value is off the scale, or zero: differences and ratios stay finite
+
+
+@dataclass(frozen=True)
+class Series:
+    """One named line; a y of None or NaN is a gap."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise ValueError(f"series {self.name!r}: {len(self.x)} x values, {len(self.y)} y values")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What to draw; with `percent` the y values are fractions, with `log` the y axis is logarithmic."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    log: bool = False
+    percent: bool = False
+    note: str = ""
+    marks: Sequence[tuple[float, str]] = ()
+
+
+Point = tuple[float, float]
+Runs = list[list[Point]]  # the stretches of a line between its gaps
+Labels = dict[str, tuple[int, Runs]]  # what the legend says -> the style and the line it speaks of
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range, its ticks with their labels, and the power of ten taken out of the labels."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    labels: tuple[str, ...]
+    factor: str = ""
+    log: bool = False
+
+    def place(self, value: float) -> float:
+        """Where `value` lies along the axis, as a fraction of its length."""
+        if self.log:
+            return math.log10(value / self.low) / math.log10(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """The rectangle the lines are drawn in, and how values are placed there."""
+
+    x_axis: Axis
+    y_axis: Axis
+    left: float
+    right: float
+    top: float
+
+    @property
+    def bottom(self) -> float:
+        return self.top + PLOT_HEIGHT
+
+    def x(self, value: float) -> float:
+        return self.left + (self.right - self.left) * self.x_axis.place(value)
+
+    def y(self, value: float) -> float:
+        return self.bottom - PLOT_HEIGHT * self.y_axis.place(value)
+
+
+def escape(text: str) -> str:
+    """Text for HTML and XML alike: markup is escaped, what neither may contain is replaced."""
+    return html.escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]", "\ufffd", text))
+
+
+def draw(chart: Chart, names: Sequence[str] = ()) -> str:
+    """The chart as an `<svg>`; `names` fixes which name has which colour, in the order of a whole page."""
+    order = list(dict.fromkeys([*names, *(series.name for series in chart.series)]))
+    lines = [(order.index(series.name), series.name, _runs(series, chart.log)) for series in chart.series]
+    marks = [(x, label) for at, label in chart.marks if (x := _number(at)) is not None]
+    points = [point for _, _, runs in lines for run in runs for point in run]
+    labels: Labels = {}
+    for index, name, runs in lines:
+        labels.setdefault(name if runs else f"{name} (none)", (index, runs))
+    longest = max(map(len, labels), default=0)
+    direct = longest <= MAX_NAME and len(labels) <= MAX_NAMES
+
+    xs = [x for x, _ in points] + [x for x, _ in marks]
+    ys = [y for _, y in points]
+    x_axis = linear_axis(xs, tight=True, whole=all(x.is_integer() for x in xs))
+    y_axis = log_axis(ys, chart.percent) if chart.log else linear_axis(ys, percent=chart.percent)
+    left = max(map(len, y_axis.labels)) * GLYPH + 12
+    right = WIDTH - (longest * GLYPH + 14 if direct and labels else 24)
+    y_label = _axis_label(chart.y_label, y_axis)
+    placed, rows = _place_marks(marks, Plot(x_axis, y_axis, left, right, 0.0), len(y_label) * GLYPH)
+    plot = Plot(x_axis, y_axis, left, right, rows * ROW + 12)
+
+    legend, height = (_direct_legend if direct else _row_legend)(labels, plot)
+    body = [_text(0, plot.top - 16, y_label, kind="soft"), *_frame(plot), *_marks(placed, plot)]
+    body.append(_text((left + right) / 2, plot.bottom + 38, _axis_label(chart.x_label, x_axis), "middle", "soft"))
+    body += [_line(index, [(plot.x(x), plot.y(y)) for x, y in _thin(r)]) for index, _, rs in lines for r in rs]
+    body += [dot for index, name, runs in lines for dot in _dots(chart, plot, index, name, runs)]
+    body += legend
+    if not points:
+        body.append(_text((left + right) / 2, plot.bottom - PLOT_HEIGHT / 2, "no values", "middle", "soft"))
+    head = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0f} {height:.0f}" class="chart" role="img"'
+    font = 'font-family="system-ui, sans-serif" font-size="12.5"'
+    described = "; ".join(_summary(chart, name, runs) for _, name, runs in lines)
+    return "\n".join(
+        [
+            f'<svg {head} aria-label="{escape(chart.title)}" {font}>',
+            f"<title>{escape(chart.title)}</title>",
+            f"<desc>{escape(described)}</desc>",
+            *filter(None, body),
+            "</svg>",
+        ]
+    )
+
+
+def linear_axis(values: Sequence[float], *, tight: bool = False, percent: bool = False, whole: bool = False) -> Axis:
+    """Ticks at multiples of 1, 2, 2.5 or 5, of integers if `whole`; the ends are ticks unless `tight`."""
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    if percent:
+        low, high = min(low, 0.0), max(high, 1.0)
+    elif not tight and 0 < low <= high / 2:
+        low = 0.0
+    size = max(abs(low), abs(high))
+    if high - low <= 1e-6 * size or high == low:
+        pad = max(0.5, 1e-6 * size) if whole else (0.1 * size or 1.0)
+        low, high = low - pad, high + pad
+    step = _nice((high - low) / 5)
+    if whole:
+        step = max(step, 1.0)
+    if not tight:
+        low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    ticks = tuple(min(max(i * step, low), high) + 0.0 for i in range(first, last + 1))
+    if percent:
+        shape = f".{_digits(100 * step)}f" if step < 10 else ".3g"
+        return Axis(low, high, ticks, tuple(f"{100 * tick:{shape}}%" for tick in ticks))
+    size = max(abs(low), abs(high))
+    power = 0 if 1e-3 <= size < 1e5 else math.floor(math.log10(size))
+    power -= power % 3 if power > 0 else 0  # thousands and millions, as they are said
+    digits = _digits(step / 10.0**power)
+    texts = (f"{tick / 10.0**power:.{digits}f}".replace("-", "\u2212") for tick in ticks)
+    return Axis(low, high, ticks, tuple(texts), f"\u00d7{_power(power)}" if power else "")
+
+
+def log_axis(values: Sequence[float], percent: bool = False) -> Axis:
+    """Ticks at powers of ten, or at 1, 2 and 5 times those where there are few; values are positive."""
+    low, high = (min(values), max(values)) if values else (0.1, 1.0)
+    margin = max((high / low) ** 0.04, math.sqrt(10 * low / high))  # at least one power of ten is shown
+    low, high = low / margin, high * margin
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    decades = [power for power in powers if low <= 10.0**power <= high]
+    if len(decades) >= 3:
+        stride = math.ceil(len(decades) / 6)
+        fine = [(1, power) for power in decades if power % stride == 0]
+    else:
+        fine = [(m, power) for power in powers for m in (1, 2, 5) if low <= m * 10.0**power <= high]
+    ticks = [m * 10.0**power for m, power in fine]
+    if ticks[0] >= 1e-3 and ticks[-1] < 1e5:
+        labels = [f"{tick:g}" for tick in ticks]
+    else:
+        labels = [_power(power) if m == 1 else f"{m}\u00b7{_power(power)}" for m, power in fine]
+    if percent:
+        labels = [f"{100 * tick:.3g}%" for tick in ticks]
+    return Axis(low, high, tuple(ticks), tuple(labels), log=True)
+
+
+def _number(value: float | None) -> float | None:
+    """A float that can be drawn, or None."""
+    try:
+        number = math.nan if value is None else float(value)
+    except OverflowError:
+        return None
+    if not abs(number) <= HUGE:
+        return None
+    return 0.0 if abs(number) < TINY else number
+
+
+def _runs(series: Series, log: bool) -> Runs:
+    """The points that can be drawn, cut at the gaps."""
+    runs: Runs = [[]]
+    for raw_x, raw_y in zip(series.x, series.y, strict=True):
+        x, y = _number(raw_x), _number(raw_y)
+        if x is None or y is None or (log and y <= 0):
+            runs.append([])
+        else:
+            runs[-1].append((x, y))
+    return [run for run in runs if run]
+
+
+def _thin(points: list[Point]) -> list[Point]:
+    """A long line with fewer points: of each stretch its first, lowest, highest and last."""
+    if len(points) <= MAX_POINTS:
+        return points
+    size = math.ceil(4 * len(points) / MAX_POINTS)
+    kept: list[int] = []
+    for start in range(0, len(points), size):
+        stretch = range(start, min(start + size, len(points)))
+        low = min(stretch, key=lambda i: points[i][1])
+        high = max(stretch, key=lambda i: points[i][1])
+        kept += sorted({stretch[0], low, high, stretch[-1]})
+    return [points[i] for i in kept]
+
+
+def _nice(raw: float) -> float:
+    """The smallest of 1, 2, 2.5, 5, 10 times a power of ten that is not below `raw`."""
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next((m * power for m in (1, 2, 2.5, 5) if m * power >= raw * (1 - 1e-9)), 10 * power)
+
+
+def _digits(step: float) -> int:
+    """How many decimals write `step` exactly."""
+    return next((d for d in range(12) if abs(round(step, d) - step) < 1e-6 * step), 12)
+
+
+def _power(power: int) -> str:
+    superscripts = str.maketrans("-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")
+    return "10" + str(power).translate(superscripts)
+
+
+def _value(chart: Chart, value: float) -> str:
+    return f"{100 * value:.1f}%" if chart.percent else f"{value:.3g}"
+
+
+def _summary(chart: Chart, name: str, runs: Runs) -> str:
+    if not runs:
+        return f"{name}: no values"
+    values = [y for run in runs for _, y in run]
+    low, high, last = (_value(chart, value) for value in (min(values), max(values), values[-1]))
+    return f"{name}: lowest {low}, highest {high}, last {last}"
+
+
+def _fit(text: str, width: float) -> str:
+    room = max(1, int(width / GLYPH))
+    return text if len(text) <= room else text[: room - 1].rstrip() + "\u2026"
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "ink") -> str:
+    where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text class="{kind}" {where} fill="{INKS[kind]}">{escape(text)}</text>'
+
+
+def _rule(kind: str, path: str, extra: str = "") -> str:
+    return f'<path class="{kind}" stroke="{INKS[kind]}" d="{path}"{extra}/>'
+
+
+def _line(index: int, points: Sequence[Point]) -> str:
+    """One unbroken stretch; a lone point is left to its marker."""
+    colour, dash = index % len(COLOURS), DASHES[(index + index // len(COLOURS)) % len(DASHES)]
+    dashes = f' stroke-dasharray="{dash}"' if dash else ""
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    style = f'stroke="{COLOURS[colour][0]}" stroke-width="2" stroke-linejoin="round"{dashes}'
+    return f'<polyline class="line c{colour}" fill="none" {style} points="{path}"/>' if len(points) > 1 else ""
+
+
+def _dot(index: int, x: float, y: float, title: str = "") -> str:
+    colour, shape = index % len(COLOURS), MARKERS[index % len(MARKERS)]
+    where = f'transform="translate({x:.1f} {y:.1f})" d="{shape}"'
+    inner = f"<title>{escape(title)}</title>" if title else ""
+    return f'<path class="dot c{colour}" fill="{COLOURS[colour][0]}" {where}>{inner}</path>'
+
+
+def _dots(chart: Chart, plot: Plot, index: int, name: str, runs: Runs) -> list[str]:
+    """Markers on some ten points, the last and the lone ones; pointed at, they tell their values."""
+    points = [point for run in runs for point in run]
+    stride = max(1, math.ceil(len(points) / 10))
+    chosen = {*points[(index * stride // 3) % stride :: stride], *points[-1:]}
+    chosen |= {run[0] for run in runs if len(run) == 1}
+    return [
+        _dot(index, plot.x(x), plot.y(y), f"{name}, {chart.x_label} {x:g}: {_value(chart, y)}")
+        for x, y in dict.fromkeys(point for point in points if point in chosen)
+    ]
+
+
+def _axis_label(label: str, axis: Axis) -> str:
+    return _fit(f"{label} ({axis.factor})" if axis.factor else label, WIDTH - 8)
+
+
+def _frame(plot: Plot) -> list[str]:
+    """Grid and ticks."""
+    parts = []
+    for tick, label in zip(plot.y_axis.ticks, plot.y_axis.labels, strict=True):
+        parts.append(_rule("grid", f"M{plot.left:.1f} {plot.y(tick):.1f}H{plot.right:.1f}"))
+        parts.append(_text(plot.left - 7, plot.y(tick) + 4.5, label, "end", "soft"))
+    for tick, label in zip(plot.x_axis.ticks, plot.x_axis.labels, strict=True):
+        parts.append(_rule("axis", f"M{plot.x(tick):.1f} {plot.bottom:.1f}v5"))
+        parts.append(_text(plot.x(tick), plot.bottom + 19, label, "middle", "soft"))
+    parts.append(_rule("axis", f"M{plot.left:.1f} {plot.bottom:.1f}H{plot.right:.1f}"))
+    return parts
+
+
+Mark = tuple[float, float, int, str]  # x, the label's centre, its row counted from below, its text
+
+
+def _place_marks(marks: Sequence[tuple[float, str]], plot: Plot, taken: float) -> tuple[list[Mark], int]:
+    """Marks in rows such that no labels overlap, nor the y axis's, `taken` wide; and the number of rows."""
+    ends = [taken + GLYPH]
+    placed = []
+    for at, text in sorted(marks):
+        label = _fit(text, WIDTH - 16)
+        half = len(label) * GLYPH / 2
+        centre = min(max(plot.x(at), half + 4), WIDTH - half - 4)
+        row = next((i for i, end in enumerate(ends) if end <= centre - half), len(ends))
+        ends[row : row + 1] = [centre + half + GLYPH]
+        placed.append((plot.x(at), centre, row, label))
+    return placed, len(ends)
+
+
+def _marks(placed: Sequence[Mark], plot: Plot) -> list[str]:
+    """The rules first: a label hides the rule behind it."""
+    rules, texts = [], []
+    for x, centre, row, label in placed:
+        y = plot.top - 16 - row * ROW
+        rules.append(_rule("mark", f"M{x:.1f} {y + 5:.1f}V{plot.bottom:.1f}", ' stroke-dasharray="3 3"'))
+        texts.append(_text(centre, y, label, "middle", "mark"))
+    return rules + texts
+
+
+def _direct_legend(labels: Labels, plot: Plot) -> tuple[list[str], float]:
+    """Each name beside the end of its line, moved apart where they would overlap; and the chart's height."""
+    ends = {name: runs[-1][-1] for name, (_, runs) in labels.items() if runs}
+    wanted = sorted((plot.y(ends[name][1]) if name in ends else plot.bottom, name) for name in labels)
+    places: list[float] = []
+    for y, _ in wanted:
+        places.append(max(y, places[-1] + ROW) if places else y)
+    limit = plot.bottom
+    for i in reversed(range(len(places))):
+        places[i] = min(places[i], limit)
+        limit = places[i] - ROW
+    parts = []
+    for (_, name), y in zip(wanted, places, strict=True):
+        index = labels[name][0]
+        if name in ends:
+            start = plot.x(ends[name][0]), plot.y(ends[name][1])
+            if math.dist(start, (plot.right, y)) > 2:
+                parts.append(_leader(index, start, (plot.right + 9, y)))
+        parts.append(_text(plot.right + 12, y + 4.5, name))
+    return parts, plot.bottom + 2 * ROW + 8
+
+
+def _leader(index: int, start: Point, end: Point) -> str:
+    colour = index % len(COLOURS)
+    path = f"M{start[0]:.1f} {start[1]:.1f}L{end[0]:.1f} {end[1]:.1f}"
+    style = f'stroke="{COLOURS[colour][0]}" stroke-opacity="0.5"'
+    return f'<path class="leader c{colour}" fill="none" {style} d="{path}"/>'
+
+
+def _row_legend(labels: Labels, plot: Plot) -> tuple[list[str], float]:
+    """Samples of the lines with their names in rows below the chart; and the chart's height."""
+    x, y = 8.0, plot.bottom + 3 * ROW + 8
+    parts = []
+    for name, (index, _) in labels.items():
+        label = _fit(name, WIDTH - 64)
+        width = 42 + len(label) * GLYPH
+        if x > 8 and x + width > WIDTH:
+            x, y = 8.0, y + ROW + 3
+        parts.append(_line(index, [(x, y - 4.5), (x + 28, y - 4.5)]))
+        parts += [_dot(index, x + 14, y - 4.5), _text(x + 34, y, label)]
+        x += width + 10
+    return parts, y + 10

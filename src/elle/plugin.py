@@ -1,0 +1,86 @@
+"""ELLE as a plug-in: regulariser, rule for its weight, and state, for a user's own training loop."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from elle.core.controller import Constant, OnOff
+from elle.core.linearity import Criterion, Norm, Triplet, cross_entropy
+
+
+class ELLE(nn.Module):
+    """The weighted local-linearity error of a batch, to be added to the training loss (arXiv 2401.11618).
+
+        reg = elle.ELLE(eps=8/255, weight=4000, adaptive=True)    # ELLE-A; adaptive=False is ELLE
+        loss = F.cross_entropy(model(x_adv), y) + reg(model, x, y)
+
+    After each call `error`, `weight` and `threshold` are tensors on the device of x: reading them as numbers
+    waits for the device, calling `reg` does not. With `adaptive=True` each call is one observation of the error;
+    under gradient accumulation over k batches, `decay=0.99 ** (1 / k)` keeps the decay of an optimizer step.
+    Under a bf16 autocast the error is computed outside of it, since 7 mantissa bits drown it.
+    """
+
+    error: Tensor
+    weight: Tensor
+    threshold: Tensor
+
+    def __init__(
+        self,
+        eps: float,
+        weight: float = 4000.0,
+        adaptive: bool = True,
+        *,
+        samples: int = 1,
+        alpha: Literal["uniform"] | float = "uniform",
+        norm: Norm = "linf",
+        history: Literal["all"] | int = "all",
+        decay: float = 0.99,
+        sensitivity: float = 2.0,
+        criterion: Criterion = cross_entropy,
+        clip: bool = False,
+    ) -> None:
+        super().__init__()
+        if not 0 < eps < float("inf") or (norm == "linf" and eps > 1):
+            raise ValueError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
+        self.eps = eps
+        self.criterion = criterion
+        self.regulariser = Triplet(samples, alpha, norm, clip)
+        self.rule: Constant | OnOff = Constant(weight)
+        if adaptive:
+            self.rule = OnOff(weight, decay, sensitivity, None if history == "all" else history)
+        for name, value in self.rule.start().items():
+            self.register_buffer(name, value)
+        self.register_buffer("error", torch.tensor(float("nan")), persistent=False)
+
+    def forward(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """weight * mean error of the batch x [B, ...] in [0, 1] with labels y [B]: a scalar with a gradient."""
+        if self.error.device != x.device:
+            self.to(x.device)
+        # DDP averages the gradients of the bare module too, and its own forward would move BatchNorm's buffers.
+        module = model.module if isinstance(model, DistributedDataParallel) else model
+        error = self.regulariser(module, x, y, self.eps, self.criterion).mean()
+        seen = _mean_over_ranks(error.detach())
+        state = {name: getattr(self, name) for name in self.rule.start("meta")}
+        with torch.no_grad():
+            for name, value in self.rule.update(state, seen).items():
+                getattr(self, name).copy_(value)
+            self.error.copy_(seen)
+        # A copy: the buffer changes in place at the next call, perhaps before this call's backward.
+        return self.weight.clone() * error
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps:g}, {self.rule}, {self.regulariser}"
+
+
+def _mean_over_ranks(error: Tensor) -> Tensor:
+    """The error averaged over the processes of a distributed job, so that every rank's weight is the same."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        error = error.clone()
+        dist.all_reduce(error)
+        error /= dist.get_world_size()
+    return error

@@ -1,0 +1,88 @@
+"""A run's progress on the terminal: a line an epoch, and a live bar where there is a terminal to draw it on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from elle.config import Config
+    from elle.engine.loop import Watcher
+
+
+class TrainingProgress:
+    """Prints what a run tells; `watcher()` is handed to the run."""
+
+    def __init__(self, to_stderr: bool = False) -> None:
+        # A log file wants whole lines: no wrapping where no terminal sets a width.
+        stream = sys.stderr if to_stderr else sys.stdout
+        self.console = Console(stderr=to_stderr, highlight=False, width=None if stream.isatty() else 160)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps, left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.task = self.bar.add_task("training", total=None)
+        self.steps = self.done_before = 0
+        self.epochs: int | None = None
+        self.started = time.monotonic()
+
+    def __enter__(self) -> TrainingProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def watcher(self) -> Watcher:
+        from elle.engine.loop import Watcher
+
+        return Watcher(self._started, self._stepped, self._recorded, self._said)
+
+    def _started(self, config: Config, steps: int, done: int) -> None:
+        self.steps, self.done_before, self.epochs, self.started = steps, done, config.epochs, time.monotonic()
+        self.bar.update(self.task, total=steps, completed=done)
+        from elle.config import format_radius
+
+        self._said(
+            f"{config.method} on {config.data}: {config.model}, eps {format_radius(config.eps or 0)}, "
+            f"{config.epochs} epochs of batch {config.batch}, seed {config.seed}"
+        )
+
+    def _stepped(self, step: int) -> None:
+        if not self.bar.disable:
+            self.bar.update(self.task, completed=step)
+
+    def _recorded(self, record: dict[str, Any]) -> None:
+        share = (record["step"] - self.done_before) / max(1, self.steps - self.done_before)
+        left = (time.monotonic() - self.started) * (1 - share) / max(share, 1e-9)
+        self._said(f"{describe_record(record, self.epochs)}  left {left:.0f} s")
+
+    def _said(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+
+def describe_record(record: dict[str, Any], epochs: int | None) -> str:
+    """One epoch in a line."""
+    parts = [
+        f"epoch {record['epoch']:3d}/{epochs}",
+        f"loss {record['loss']:.3f}",
+        f"single-step {record['accuracy']:6.1%}",
+    ]
+    parts += [
+        f"{name} {value:6.1%}" for name, value in record.items() if name == "clean" or name.startswith(("pgd", "fgsm"))
+    ]
+    if record["error"] is not None:
+        parts += [f"E_lin {record['error']:.2e}", f"weight {record['weight']:.3g}"]
+    return "  ".join([*parts, f"{record['seconds']:.1f} s"])

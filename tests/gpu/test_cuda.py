@@ -1,0 +1,129 @@
+"""What only a GPU can show: the captured step, its freedom from synchronisation, and reduced precision."""
+
+import pytest
+import torch
+
+import elle
+from elle.core.linearity import Triplet
+from elle.data.resident import Resident
+from elle.data.sources import Split
+from elle.engine.runtime import GraphedStep, autocast, prepare_device
+from elle.engine.step import RECORDED, Step
+from elle.methods import METHODS, configured
+from elle.models.registry import build_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+DEVICE = torch.device("cuda")
+EPS = 8 / 255
+
+
+def images(count: int, seed: int = 0) -> Split:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(10, (count,), generator=generator)
+    x = torch.randint(256, (count, 3, 32, 32), generator=generator) // 2 + 12 * y.view(-1, 1, 1, 1)
+    return Split(x.clamp(0, 255).to(torch.uint8).numpy(), y.numpy())
+
+
+def make_step(method: str, precision: str, steps: int = 40, crop: int = 4) -> Step:
+    prepare_device(DEVICE, precision)
+    torch.manual_seed(0)
+    model = build_model("preact-resnet18", (3, 32, 32), 10).to(DEVICE, memory_format=torch.channels_last)
+    data = Resident(images(1024), DEVICE, crop, flip=crop > 0)
+    step = Step(
+        model.train(),
+        configured(method, weight=4000),
+        data,
+        eps=EPS,
+        momentum=0.9,
+        weight_decay=5e-4,
+        precision=precision,
+        steps_per_epoch=steps,
+    )
+    step.lr.fill_(0.05)
+    return step
+
+
+def losses(step: Step, run, steps: int) -> torch.Tensor:
+    for k in range(steps):
+        start = 64 * (k % 16)
+        run(torch.arange(start, start + 64, device=DEVICE))
+    return step.records[:steps].cpu()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32"])
+def test_a_captured_step_trains_every_method(method, precision):
+    step = make_step(method, precision)
+    rows = losses(step, GraphedStep(step, 64, DEVICE), 40)
+    loss = rows[:, RECORDED.index("loss")]
+    assert loss.isfinite().all()
+    assert loss[-8:].mean() < loss[:8].mean()
+    assert all(p.isfinite().all() for p in step.model.parameters())
+
+
+def test_a_captured_step_equals_an_eager_one():
+    eager, captured = make_step("elle-a", "fp32", crop=0), make_step("elle-a", "fp32", crop=0)
+    torch.manual_seed(1)
+    expected = losses(eager, eager, 8)
+    torch.manual_seed(1)
+    found = losses(captured, GraphedStep(captured, 64, DEVICE), 8)
+    columns = [RECORDED.index(name) for name in ("loss", "accuracy")]
+    torch.testing.assert_close(found[:, columns], expected[:, columns], rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(found[:4, columns], expected[:4, columns], rtol=1e-3, atol=1e-3)
+
+
+def test_a_captured_step_draws_new_random_numbers_at_each_replay():
+    step = make_step("elle-a", "fp16")
+    step.lr.fill_(0.0)
+    run = GraphedStep(step, 64, DEVICE)
+    for _ in range(12):
+        run(torch.arange(64, device=DEVICE))
+    errors = step.records[4:12, RECORDED.index("error")].cpu()
+    assert len(errors.unique()) == 8
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_never_waits_for_the_device(method):
+    step = make_step(method, "fp16")
+    index = torch.arange(64, device=DEVICE)
+    step(index)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(index)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert int(step.position) == 2
+
+
+def test_the_plug_in_never_waits_for_the_device():
+    model = build_model("preact-resnet18", (3, 32, 32), 10).to(DEVICE)
+    reg = elle.ELLE(eps=EPS)
+    x, y = torch.rand(32, 3, 32, 32, device=DEVICE), torch.randint(10, (32,), device=DEVICE)
+    reg(model, x, y).backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        reg(model, x, y).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert reg.error.device.type == "cuda"
+    assert reg.error.isfinite()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32"])
+def test_reduced_precision_does_not_change_the_error(precision):
+    """The error of a trained network, same images and random points, within 5 % of float32's."""
+    step = make_step("n-fgsm", "fp16")
+    losses(step, GraphedStep(step, 64, DEVICE), 40)
+    data = images(1024, seed=1)
+    x, y = torch.from_numpy(data.x).to(DEVICE).float() / 255, torch.from_numpy(data.y).to(DEVICE)
+
+    def error(kind: str) -> float:
+        prepare_device(DEVICE, kind)
+        torch.manual_seed(2)
+        with torch.no_grad(), autocast(DEVICE, kind):
+            return float(Triplet()(step.model.eval(), x, y, EPS).mean())
+
+    assert error(precision) == pytest.approx(error("fp32"), rel=0.05)
