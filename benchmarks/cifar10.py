@@ -10,24 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from pathlib import Path
 from typing import Any
 
-import torch
+from results import result_file
 
 from elle.config import load_config
 from elle.engine.checkpoint import write_json
 from elle.engine.loop import train
 from elle.progress import TrainingProgress
-
-RESULTS = Path(__file__).parent / "results"
-
-
-def result_file(name: str) -> Path:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    return RESULTS / f"{name}-{slug}-torch{torch.__version__.split('+')[0]}.json"
 
 
 def entry(result: dict[str, Any], directory: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elle.config import Config, check_radius, load_config, parse_radius
+from elle.config import KEYS, check_radius, load_config, parse_radius, parse_words
 from elle.errors import InputError, WorkError
 from elle.version import __version__
 
@@ -28,16 +28,28 @@ Eps = Annotated[str | None, typer.Option(help="The radius, as a fraction: 8/255;
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N test images.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
-_KEYS = "\n".join(f"  {key:13} {field.description}" for key, field in Config.model_fields.items())
+_KEYS = "\n".join(f"  {key:13} {description}" for key, description in KEYS.items())
+
+
+# typer brings click along under one name or another: the error class is found through its public child.
+_USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def main() -> None:
     """Run the command; a user's mistake and a failed piece of work end in one line each."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except (InputError, WorkError) as problem:
-        print(f"elle: {' '.join(str(problem).split())}", file=sys.stderr)
-        sys.exit(problem.exit_code)
+        message, code = str(problem), problem.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        message, code = "interrupted", 1
+    except _USAGE_ERROR as problem:
+        message, code = problem.format_message(), problem.exit_code
+        if "\n" in message.strip():  # `elle` alone: not an error but its help
+            problem.show()
+            sys.exit(code)
+    print(f"elle: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
 
 
 def _print_json(value: Any) -> None:
@@ -93,8 +105,12 @@ def train(
 
     words = (words or []) + ([f"out={out}"] if out else [])
     resume = resume or start_from is not None
-    if resume and config is None and out is not None and (out / "config.toml").exists():
-        config = out / "config.toml"
+    directory = parse_words(words).get("out")
+    if start_from is not None and directory is None:
+        directory = str(start_from.absolute().parent.parent)
+        words = [*words, f"out={directory}"]
+    if resume and config is None and directory and (Path(directory) / "config.toml").exists():
+        config = Path(directory) / "config.toml"
     settings = load_config(words, config)
     settings.resolved()
 
@@ -141,11 +157,11 @@ def evaluate(
         "version": __version__,
         "attacks": result,
     }
-    write_json(directory / "evaluation.json", record)
     if as_json:
         _print_json(record)
     else:
         _print_accuracies(result)
+    write_json(directory / "evaluation.json", record)
 
 
 @app.command()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,14 +16,17 @@ from elle.errors import InputError, nearest
 
 def parse_radius(value: Any) -> float:
     """A radius as papers write it, `8/255`, or a decimal such as `0.3`."""
-    if isinstance(value, str):
-        try:
-            return float(Fraction(value.strip()))
-        except (ValueError, ZeroDivisionError):
-            raise ValueError(f"{value!r} is not a radius; write it as 8/255 or 0.03") from None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{value!r} is not a radius; write it as 8/255 or 0.03")
-    return float(value)
+    refusal = ValueError(f"{value!r} is not a radius; write it as 8/255 or 0.03")
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise refusal
+    try:
+        above, slash, below = str(value).partition("/")
+        eps = float(above) / float(below) if slash else float(above)
+    except (ValueError, ZeroDivisionError):
+        raise refusal from None
+    if not math.isfinite(eps):
+        raise refusal
+    return eps
 
 
 def format_radius(eps: float) -> str:
@@ -71,6 +73,7 @@ class Config(BaseModel):
     schedule: Literal["short", "long"] = Field(
         "short", description="short: up and down, linear; long: drops at 1/2, 3/4"
     )
+    clip: bool | None = Field(None, description="keep adversarial points and triplets in [0, 1]")
     crop: int | None = Field(None, ge=0, description="pixels of padding for random crops; 0 for none")
     flip: bool | None = Field(None, description="mirror half of the images")
     validation: int | None = Field(
@@ -79,7 +82,7 @@ class Config(BaseModel):
     track: str = Field("clean,pgd-10", description="attacks evaluated while training")
     eval_every: int = Field(1, ge=0, description="epochs between those evaluations; 0 for none")
     final: str = Field("clean,fgsm,pgd-20", description="attacks evaluated on the whole test set at the end")
-    seed: int = Field(0, ge=0, description="of weights, data order, and every random draw")
+    seed: int = Field(0, ge=0, lt=2**63, description="of weights, data order, and every random draw")
     out: str | None = Field(None, description="the run directory; otherwise runs/ and a name made of the settings")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1")
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = Field(
@@ -106,9 +109,14 @@ class Config(BaseModel):
 
     def differences(self, other: Config) -> list[str]:
         """The keys on which two configurations train different models."""
-        free = {"root", "out", "device", "compile", "eval_every", "track", "max_steps"}
+        free = {"root", "out", "device", "compile", "eval_every", "track", "final", "max_steps"}
         mine, theirs = self.model_dump(), other.model_dump()
         return [key for key in mine if key not in free and mine[key] != theirs[key]]
+
+    def spelled(self, key: str) -> str:
+        """`key=value` as a user would write it."""
+        value = getattr(self, key)
+        return f"{key}={format_radius(value) if key == 'eps' and value is not None else value}"
 
     def to_toml(self) -> str:
         """The configuration as a TOML file that `parse_config` reads back to an equal one."""
@@ -124,13 +132,17 @@ class Config(BaseModel):
         return "\n".join(lines) + "\n"
 
 
+KEYS = {name: field.description for name, field in Config.model_fields.items() if name != "options"}
+"""What a user may set, with a description; a method's own fields are written method.PART.FIELD."""
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
         return repr(value)
     text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text) + '"'
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text) + '"'
 
 
 def parse_config(values: Mapping[str, Any], where: str = "") -> Config:
@@ -150,7 +162,7 @@ def _first_problem(problem: ValidationError) -> str:
     error = problem.errors()[0]
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"unknown key {key!r}{nearest(key, Config.model_fields)}; `elle train --help` lists the keys"
+        return f"unknown key {key!r}{nearest(key, KEYS)}; `elle train --help` lists the keys"
     if key.startswith("options"):
         part = key.removeprefix("options.")
         return f"method.{part}: write options as method.PART.FIELD=VALUE, for example method.attack.noise=3"
@@ -167,8 +179,8 @@ def parse_words(words: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"{word!r} is not key=value, for example method=elle-a")
         place = values
         *folders, name = key.split(".")
-        if folders and folders[0] != "method":
-            raise InputError(f"unknown key {key!r}{nearest(key, Config.model_fields)}; only method has parts")
+        if (folders or [name])[0] not in KEYS or (folders and folders[0] != "method"):
+            raise InputError(f"unknown key {key!r}{nearest(key, KEYS)}; `elle train --help` lists the keys")
         if key == "method" and isinstance(values.get("method"), dict):
             place, name = values["method"], "name"
         for folder in folders:
@@ -202,10 +214,21 @@ def load_config(words: Sequence[str], file: Path | None = None) -> Config:
         values = read_toml(file)
         parse_config(values, where=f"{file}: ")
     words_values = parse_words(words)
-    if isinstance(words_values.get("method"), dict) and "method" in values:
-        table = values["method"] if isinstance(values["method"], dict) else {"name": values["method"]}
-        words_values["method"] = table | words_values["method"]
+    if "method" in words_values and "method" in values:
+        words_values["method"] = _merged(_table(values["method"]), _table(words_values["method"]))
     return parse_config(values | words_values)
+
+
+def _table(method: Any) -> dict[str, Any]:
+    return method if isinstance(method, dict) else {"name": method}
+
+
+def _merged(file: dict[str, Any], words: dict[str, Any]) -> dict[str, Any]:
+    """The file's method with the words' fields; another method takes none of the file's."""
+    if words.get("name", file.get("name")) != file.get("name"):
+        return words
+    both = [part for part in words if isinstance(words[part], dict) and isinstance(file.get(part), dict)]
+    return file | words | {part: file[part] | words[part] for part in both}
 
 
 def read_toml(file: Path) -> dict[str, Any]:

@@ -132,8 +132,12 @@ def _follow(runs: list[DemoRun], epochs: int, console: Console) -> None:
 def _line(record: dict[str, Any], epochs: int) -> str:
     return (
         f"epoch {record['epoch']:2d}/{epochs}  loss {record['loss']:.3f}  single-step {record['accuracy']:6.1%}  "
-        f"PGD-20 {record['pgd-20']:6.1%}  E_lin {record['tracked_error']:.1e}  weight {record['weight'] or 0:.0f}"
+        f"PGD-20 {record['pgd-20']:6.1%}  E_lin {_error(record)}  weight {record['weight'] or 0:.0f}"
     )
+
+
+def _error(record: dict[str, Any]) -> str:
+    return "-" if record["tracked_error"] is None else f"{record['tracked_error']:.1e}"
 
 
 def _table(runs: list[DemoRun], epochs: int) -> Table:
@@ -153,7 +157,7 @@ def _table(runs: list[DemoRun], epochs: int) -> Table:
             f"{record['clean']:.1%}",
             f"{record['pgd-20']:.1%}",
             f"{max(r['pgd-20'] for r in run.records):.1%}",
-            f"{record['tracked_error']:.1e}",
+            _error(record),
             "-" if record["weight"] is None else f"{record['weight']:.0f}",
             f"{left:.0f} s",
         )

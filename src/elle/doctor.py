@@ -48,7 +48,8 @@ def _gpu() -> list[dict[str, str]]:
 def _dataset(name: str) -> dict[str, str]:
     try:
         images = load_dataset(name)
-    except InputError:
-        looked = os.environ.get(ROOT_VARIABLE) or str(DEFAULT_ROOT)
-        return _row(f"data {name}", f"not in {Path(looked).absolute()}", f"give root=FOLDER or set {ROOT_VARIABLE}")
+    except InputError as problem:
+        folder = Path(os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT).absolute()
+        found = str(problem) if folder.exists() else f"no folder {folder}"
+        return _row(f"data {name}", found, f"give root=FOLDER or set {ROOT_VARIABLE}")
     return _row(f"data {name}", f"{len(images.train)} training and {len(images.test)} test images")

@@ -1,6 +1,7 @@
 """The two ways a command ends badly; `cli` prints the message on one line and exits with the code."""
 
 import difflib
+import os
 from collections.abc import Iterable
 
 
@@ -18,5 +19,11 @@ class WorkError(RuntimeError):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """', did you mean ...?' for the closest known word, or nothing when none is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else ""
+
+    def likeness(other: str) -> float:
+        # A shared beginning counts extra: `epsilon` means eps, not precision.
+        shared = os.path.commonprefix([word, other])  # noqa: RUF071 (characters are meant)
+        return difflib.SequenceMatcher(None, word, other).ratio() + 0.1 * len(shared)
+
+    best = max(known, key=likeness)
+    return f", did you mean {best!r}?" if likeness(best) >= 0.6 else ""

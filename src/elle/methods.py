@@ -105,20 +105,31 @@ def configured(
     *,
     weight: float | None = None,
     norm: str = "linf",
+    clip: bool = False,
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Method:
-    """The row `name` with the penalty's weight, the norm, and its own fields (`attack.noise`, ...) replaced."""
+    """The row `name` with the penalty's weight, the norm, clipping to [0, 1], and its own fields replaced."""
     method = find_method(name)
     changes: dict[str, dict[str, Any]] = {slot: dict(fields) for slot, fields in (options or {}).items()}
     if weight is not None and method.weight is not None:
         changes["weight"] = {"value": weight} | changes.get("weight", {})
-    if norm != "linf":
-        for slot in ("attack", "regulariser"):
-            if getattr(method, slot) is not None:
-                changes[slot] = {"norm": norm} | changes.get(slot, {})
+    ball: dict[str, Any] = ({"norm": norm} if norm != "linf" else {}) | ({"clip": True} if clip else {})
+    for slot in ("attack", "regulariser"):
+        if ball and getattr(method, slot) is not None:
+            changes[slot] = ball | changes.get(slot, {})
     for slot, fields in changes.items():
         method = _with_fields(method, slot, fields)
     return method
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "float": (int, float),
+    "int": (int,),
+    "int | None": (int,),
+    "bool": (bool,),
+    "Norm": (str,),
+}
+"""What a field may hold, by its annotation."""
 
 
 def _with_fields(method: Method, slot: str, fields: Mapping[str, Any]) -> Method:
@@ -126,15 +137,16 @@ def _with_fields(method: Method, slot: str, fields: Mapping[str, Any]) -> Method
     if slot not in slots:
         raise InputError(f"method {method.name} has no part {slot!r}; it has {', '.join(slots) or 'none'}")
     part = getattr(method, slot)
-    known = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    known = {field.name: field.type for field in dataclasses.fields(part)}
     for name, value in fields.items():
         if name not in known:
             raise InputError(
                 f"method.{slot}.{name} is not an option of {method.name}{nearest(name, known)}; "
                 f"method.{slot} has {', '.join(known)}"
             )
-        if isinstance(value, str) != isinstance(known[name], str) and name != "alpha":
-            raise InputError(f"method.{slot}.{name}={value!r} should be like its default, {known[name]!r}")
+        kinds = _KINDS.get(str(known[name]), (str, int, float))
+        if isinstance(value, bool) != (kinds == (bool,)) or not isinstance(value, kinds):
+            raise InputError(f"method.{slot}.{name}={value!r} should be like its default, {getattr(part, name)!r}")
     try:
         return dataclasses.replace(method, **{slot: dataclasses.replace(part, **fields)})
     except (TypeError, ValueError) as problem:

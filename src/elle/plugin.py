@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -22,6 +24,7 @@ class ELLE(nn.Module):
     After each call `error`, `weight` and `threshold` are tensors on the device of x: reading them as numbers
     waits for the device, calling `reg` does not. With `adaptive=True` each call is one observation of the error;
     under gradient accumulation over k batches, `decay=0.99 ** (1 / k)` keeps the decay of an optimizer step.
+    In a distributed job the error is averaged over the ranks, so every rank must make the same calls.
     Under a bf16 autocast the error is computed outside of it, since 7 mantissa bits drown it.
     """
 
@@ -61,9 +64,8 @@ class ELLE(nn.Module):
         """weight * mean error of the batch x [B, ...] in [0, 1] with labels y [B]: a scalar with a gradient."""
         if self.error.device != x.device:
             self.to(x.device)
-        # DDP averages the gradients of the bare module too, and its own forward would move BatchNorm's buffers.
-        module = model.module if isinstance(model, DistributedDataParallel) else model
-        error = self.regulariser(module, x, y, self.eps, self.criterion).mean()
+        with _without_buffer_broadcast(model):
+            error = self.regulariser(model, x, y, self.eps, self.criterion).mean()
         seen = _mean_over_ranks(error.detach())
         state = {name: getattr(self, name) for name in self.rule.start("meta")}
         with torch.no_grad():
@@ -84,3 +86,16 @@ def _mean_over_ranks(error: Tensor) -> Tensor:
         dist.all_reduce(error)
         error /= dist.get_world_size()
     return error
+
+
+@contextlib.contextmanager
+def _without_buffer_broadcast(model: nn.Module) -> Iterator[None]:
+    """A DDP forward that leaves BatchNorm's buffers alone: the loss's forward, not yet backward, has read them."""
+    if not isinstance(model, DistributedDataParallel):
+        yield
+        return
+    kept, model.require_forward_param_sync = model.require_forward_param_sync, False
+    try:
+        yield
+    finally:
+        model.require_forward_param_sync = kept

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elle.experiments import page
-from elle.experiments.chart import COLOURS, Chart, Series, draw, linear_axis, log_axis
+from elle.experiments.axis import linear_axis, log_axis
+from elle.experiments.chart import COLOURS, Chart, Series, draw
 from elle.experiments.page import Table, render, write_page
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -64,15 +64,17 @@ def test_a_captured_step_trains_every_method(method, precision):
     assert all(p.isfinite().all() for p in step.model.parameters())
 
 
-def test_a_captured_step_equals_an_eager_one():
+def test_a_captured_step_equals_an_eager_one(monkeypatch):
     eager, captured = make_step("elle-a", "fp32", crop=0), make_step("elle-a", "fp32", crop=0)
+    # Trials could choose other kernels for either; the attack's signs would then differ.
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     torch.manual_seed(1)
     expected = losses(eager, eager, 8)
     torch.manual_seed(1)
     found = losses(captured, GraphedStep(captured, 64, DEVICE), 8)
-    columns = [RECORDED.index(name) for name in ("loss", "accuracy")]
-    torch.testing.assert_close(found[:, columns], expected[:, columns], rtol=2e-2, atol=2e-2)
-    torch.testing.assert_close(found[:4, columns], expected[:4, columns], rtol=1e-3, atol=1e-3)
+    columns = [RECORDED.index(name) for name in ("loss", "accuracy", "error")]
+    torch.testing.assert_close(found[:, columns], expected[:, columns], rtol=1e-3, atol=1e-6)
 
 
 def test_a_captured_step_draws_new_random_numbers_at_each_replay():
@@ -114,7 +116,7 @@ def test_the_plug_in_never_waits_for_the_device():
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32"])
 def test_reduced_precision_does_not_change_the_error(precision):
-    """The error of a trained network, same images and random points, within 5 % of float32's."""
+    """The error in training mode, same network, images and random points, within 5 % of float32's."""
     step = make_step("n-fgsm", "fp16")
     losses(step, GraphedStep(step, 64, DEVICE), 40)
     data = images(1024, seed=1)
@@ -124,6 +126,6 @@ def test_reduced_precision_does_not_change_the_error(precision):
         prepare_device(DEVICE, kind)
         torch.manual_seed(2)
         with torch.no_grad(), autocast(DEVICE, kind):
-            return float(Triplet()(step.model.eval(), x, y, EPS).mean())
+            return float(Triplet()(step.model, x, y, 16 / 255).mean())
 
     assert error(precision) == pytest.approx(error("fp32"), rel=0.05)

@@ -102,12 +102,14 @@ def _random_direction(x: Tensor, norm: Norm) -> Tensor:
     if norm == "linf":
         return 2 * torch.rand_like(x) - 1
     radius = torch.rand(len(x), *[1] * (x.dim() - 1), device=x.device, dtype=x.dtype)
-    return _normalised(torch.randn_like(x), norm) * radius
+    return _normalised(torch.randn(x.shape, dtype=x.dtype, device=x.device), norm) * radius
 
 
 def _normalised(gradient: Tensor, norm: Norm) -> Tensor:
     if norm == "linf":
         return gradient.sign()
+    # Scaled by its largest entry first: the square of a confident network's gradient is 0 in float32.
+    gradient = gradient / gradient.abs().amax(tuple(range(1, gradient.dim())), keepdim=True).clamp(min=1e-38)
     return gradient / _length(gradient)
 
 

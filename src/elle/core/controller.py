@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +56,8 @@ class OnOff:
         _check_weight(self.value)
         if not 0 <= self.decay <= 1:
             raise ValueError(f"decay is {self.decay}; it must be from 0 to 1")
+        if not math.isfinite(self.sensitivity):
+            raise ValueError(f"sensitivity is {self.sensitivity}; it must be a finite number")
         if self.history is not None and self.history < 3:
             raise ValueError(f"history is {self.history}; a jump needs at least 3 past errors")
 

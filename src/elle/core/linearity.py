@@ -22,10 +22,11 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 def uniform_in_ball(x: Tensor, eps: float | Tensor, norm: Norm = "linf") -> Tensor:
     """Offsets drawn uniformly from the ball of radius eps, one for each image of x [B, ...]."""
     if norm == "linf":
-        return torch.empty_like(x).uniform_(-1, 1) * eps
+        # Not uniform_ or randn_like: torch.compile (2.13, aot_eager) takes two such draws for the same value.
+        return (2 * torch.rand_like(x) - 1) * eps
     if norm == "l2":
         # A Gaussian direction and the radius U^(1/d): the volume inside radius r grows as r^d.
-        direction = torch.randn_like(x)
+        direction = torch.randn(x.shape, dtype=x.dtype, device=x.device)
         axes = tuple(range(1, x.dim()))
         length = direction.square().sum(axes, keepdim=True).sqrt()
         radius = torch.rand_like(length) ** (1 / x[0].numel())
@@ -71,7 +72,9 @@ class Triplet:
         x_a, x_b = x + uniform_in_ball(x, eps, self.norm), x + uniform_in_ball(x, eps, self.norm)
         if self.clip:
             x_a, x_b = x_a.clamp(0, 1), x_b.clamp(0, 1)
-        a = torch.rand(len(x), device=x.device) if self.alpha == "uniform" else x.new_full((len(x),), self.alpha)
+        a = torch.rand(len(x), device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
+        if self.alpha != "uniform":
+            a = torch.full_like(a, self.alpha)
         position = a.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
         x_c = (1 - position) * x_a + position * x_b
         # One forward of all points: BatchNorm sees them as one batch, and the device is used better.
@@ -100,7 +103,8 @@ def _logits_with_ten_mantissa_bits(model: Callable[[Tensor], Tensor], points: Te
     dtype = torch.get_autocast_dtype(device)
     enabled = torch.is_autocast_enabled(device) and dtype is not torch.bfloat16
     with torch.autocast(device, dtype=dtype, enabled=enabled):
-        return model(points).float()
+        logits = model(points)
+        return logits if logits.dtype is torch.float64 else logits.float()
 
 
 def gradient_misalignment(
@@ -109,8 +113,9 @@ def gradient_misalignment(
     """1 - cos(grad L(x), grad L(x + eta)), eta ~ Unif(ball), for each image (Eq. 5); NaN where a gradient is 0."""
     gradients = []
     for point in (x, x + uniform_in_ball(x, eps, norm)):
-        point = point.detach().requires_grad_()
-        loss = cross_entropy(model(point).float(), y).sum()
-        gradients.append(torch.autograd.grad(loss, point)[0].flatten(1).double())
+        with torch.enable_grad():
+            point = point.detach().requires_grad_()
+            loss = cross_entropy(model(point).float(), y).sum()
+            gradients.append(torch.autograd.grad(loss, point)[0].flatten(1).double())
     g, h = gradients
     return 1 - (g * h).sum(1) / (g.square().sum(1) * h.square().sum(1)).sqrt()

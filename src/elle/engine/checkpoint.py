@@ -35,12 +35,27 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(folder)  # makes the rename itself survive a power cut
         finally:
             os.close(folder)
-    except OSError as problem:
+    except BaseException as problem:  # an interrupt leaves no half file either
         temporary.unlink(missing_ok=True)
-        raise WorkError(
-            f"could not write {path}: {problem.strerror}; what was there before is untouched: "
-            f"make room, then continue with --resume"
-        ) from None
+        if isinstance(problem, OSError):
+            raise _not_written(path, problem) from None
+        raise
+
+
+def _not_written(path: Path, problem: OSError) -> WorkError:
+    return WorkError(
+        f"could not write {path}: {problem.strerror}; what was there before is untouched; "
+        f"repair that and run it again (a training continues with --resume)"
+    )
+
+
+def append_line(path: Path, value: Any) -> None:
+    """One more JSON line at the end of a file."""
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(value) + "\n")
+    except OSError as problem:
+        raise _not_written(path, problem) from None
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -67,6 +82,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             header = json.loads(metadata[_HEADER])
+            if not isinstance(header, dict):
+                raise ValueError(f"its {_HEADER!r} entry is not a JSON object")
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
     except (SafetensorError, OSError, ValueError) as problem:
@@ -125,6 +142,8 @@ class RunLock:
             raise InputError(
                 f"{run} is in use by another process ({holder}); wait for it or choose another out"
             ) from None
+        for left_over in run.rglob(".*.part"):
+            left_over.unlink()  # of a process that was killed while writing
         self._file.truncate(0)
         self._file.write(f"pid {os.getpid()}")
         self._file.flush()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from elle.config import Config, format_radius, load_config
+from elle.config import Config, format_radius, parse_config
 from elle.core.schedules import SCHEDULES
 from elle.data.registry import load_dataset
 from elle.data.resident import Resident, split_validation, to_tensors
@@ -67,11 +66,12 @@ def train(
     """
     config = config.resolved()
     directory = run_directory(config)
+    # Built before the directory is touched: what the input gets wrong leaves no empty folder behind.
+    run = Run(config, directory, watcher or Watcher())
     with checkpoint.RunLock(directory):
         existing = checkpoint.checkpoints(directory)
         if existing and not resume and start_from is None:
             raise InputError(f"{directory} already holds a run; continue it with --resume or choose another --out")
-        run = Run(config, directory, watcher or Watcher())
         if start_from is not None or existing:
             run.resume(start_from or existing[-1])
         else:
@@ -88,7 +88,13 @@ class Run:
         self.precision = pick_precision(config.precision, self.device)
         self.attacks = parse_attacks(config.track, config.norm)
         parse_attacks(config.final, config.norm)
-        self.method = configured(config.method, weight=config.weight, norm=config.norm, options=config.options)
+        self.method = configured(
+            config.method,
+            weight=config.weight,
+            norm=config.norm,
+            clip=_given(config.clip),
+            options=config.options,
+        )
         self.images = load_dataset(config.data, config.root)
         prepare_device(self.device, self.precision)
         torch.manual_seed(config.seed)
@@ -132,20 +138,19 @@ class Run:
     def resume(self, path: Path) -> None:
         """Continue from a checkpoint of this very run."""
         tensors, header = checkpoint.load_checkpoint(path)
-        saved = load_config([], self.directory / "config.toml")
+        missing = [key for key in ("config", "step", "history", "epoch_seconds") if key not in header]
+        if missing:
+            raise InputError(f"{path} is not a whole checkpoint: its header has no {missing[0]!r}")
+        saved = parse_config(header["config"])
         different = self.config.differences(saved)
         if different:
-            words = ", ".join(f"{key}={getattr(saved, key)}" for key in different)
+            words = ", ".join(saved.spelled(key) for key in different)
             raise InputError(f"{path} belongs to a run with {words}; give the same values, or choose another --out")
         try:
             self.step.restore(tensors)
-        except (KeyError, RuntimeError) as problem:
+        except (KeyError, RuntimeError, TypeError) as problem:
             raise InputError(f"{path} does not fit this run: {problem}") from None
-        self.done, self.history, self.epoch_seconds = (
-            header["step"],
-            header["history"],
-            header["epoch_seconds"],
-        )
+        self.done, self.history, self.epoch_seconds = header["step"], header["history"], header["epoch_seconds"]
         # Records after the checkpoint come again; anything newer on disk is from work that is being redone.
         checkpoint.write_lines(self.directory / "metrics.jsonl", self.history)
         for newer in checkpoint.checkpoints(self.directory):
@@ -162,6 +167,9 @@ class Run:
         with stop_signals() as stopped:
             while self.done < self.last_step:
                 self._epoch(stopped)
+        if part := self.done % self.steps_per_epoch:
+            # Cut inside an epoch: recorded but not in the checkpoint, from where a longer run continues the epoch.
+            self._record(self.done // self.steps_per_epoch, self.step.records[:part].cpu())
         return self._result()
 
     def _epoch(self, stopped: Callable[[], str | None]) -> None:
@@ -181,17 +189,23 @@ class Run:
                 break
         rows = self.step.records[: k + 1].cpu()  # waits for the device
         self.epoch_seconds += time.perf_counter() - started
-        self._close_epoch(epoch, rows)
+        if k + 1 < self.steps_per_epoch:
+            self._save()
+            return
+        self._record(epoch, rows)
         if stopped():
             self._stop(stopped())
 
-    def _close_epoch(self, epoch: int, rows: Tensor) -> None:
+    def _record(self, epoch: int, rows: Tensor) -> None:
+        """Write down an epoch, and a checkpoint where the epoch is whole."""
         means = {name: _number(rows[:, k].nanmean()) for k, name in enumerate(RECORDED) if name != "threshold"}
-        if means["loss"] is None or not all(bool(p.isfinite().all()) for p in self.step.model.parameters()):
+        if means["loss"] is None or not all(
+            bool(value.isfinite().all()) for value in self.step.model.state_dict().values()
+        ):
             self._event("diverged", step=self.done)
             raise WorkError(
-                f"training diverged in epoch {epoch + 1}: the loss is not a number; lower lr (now {self.config.lr}) "
-                f"or weight and start again; the checkpoints before it are in {self.directory / 'checkpoints'}"
+                f"training diverged in epoch {epoch + 1}: the loss or the network is not finite; "
+                f"lower lr (now {self.config.lr}) or weight and start again"
             )
         record: Record = {"epoch": epoch + 1, "step": self.done} | means
         record["seconds"] = round(self.epoch_seconds, 3)
@@ -199,11 +213,11 @@ class Run:
         if self.config.eval_every and ((epoch + 1) % self.config.eval_every == 0 or last):
             record |= self._track()
         self.history.append(record)
-        with open(self.directory / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-        self.epoch_seconds = 0.0
-        self.step.position.zero_()
-        self._save()
+        checkpoint.append_line(self.directory / "metrics.jsonl", record)
+        if self.done % self.steps_per_epoch == 0:
+            self.epoch_seconds = 0.0
+            self.step.position.zero_()
+            self._save()
         self.watcher.recorded(record)
         if self.collapse() == epoch + 1:
             self._event("collapse", step=self.done, epoch=epoch + 1)
@@ -213,11 +227,13 @@ class Run:
         """Accuracies and E_lin on the tracking images, in the training precision and apart from its random state."""
         started = time.perf_counter()
         x, y = self.tracked
-        model, record = self.step.model, {}
+        model = self.step.model
+        record: Record = {}
         with evaluation_mode(model, self.config.seed, self.device), autocast(self.device, self.precision):
             for one in self.attacks:
                 record[one.name] = float(surviving(model, x, y, one, _given(self.config.eps), 1024).float().mean())
-            record["tracked_error"] = mean_error(model, x, y, _given(self.config.eps), norm=self.config.norm)
+            error = mean_error(model, x, y, _given(self.config.eps), norm=self.config.norm)
+            record["tracked_error"] = _number(error)
         record["eval_seconds"] = round(time.perf_counter() - started, 3)
         return record
 
@@ -231,7 +247,12 @@ class Run:
         return None if index is None else int(seen[index]["epoch"])
 
     def _save(self) -> Path:
-        header = {"history": self.history, "epoch_seconds": self.epoch_seconds, "version": __version__}
+        header = {
+            "version": __version__,
+            "config": self.config.model_dump(),
+            "history": self.history,
+            "epoch_seconds": self.epoch_seconds,
+        }
         return checkpoint.save_checkpoint(self.directory, self.done, self.step.state(), header)
 
     def _stop(self, signal_name: str | None) -> None:
@@ -244,8 +265,8 @@ class Run:
         )
 
     def _event(self, kind: str, **values: Any) -> None:
-        with open(self.directory / "events.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps({"event": kind, "time": round(time.time(), 3)} | values) + "\n")
+        line = {"event": kind, "time": round(time.time(), 3)} | values
+        checkpoint.append_line(self.directory / "events.jsonl", line)
 
     def _result(self) -> dict[str, Any]:
         config, model = self.config, self.step.model
@@ -280,6 +301,6 @@ def _given(value: Value | None) -> Value:
     return value
 
 
-def _number(value: Tensor) -> float | None:
+def _number(value: Tensor | float) -> float | None:
     number = float(value)
     return number if math.isfinite(number) else None

@@ -67,8 +67,14 @@ def evaluate(
     attacks = parse_attacks(attack, norm)
     if len(x) == 0 or len(x) != len(y):
         raise InputError(f"{len(x)} images and {len(y)} labels cannot be evaluated; there must be one label an image")
-    with evaluation_mode(model, seed, x.device), exact_float32(x.device):
-        return {one.name: _result(model, x, y, one, eps, batch) for one in attacks}
+    if not 0 <= eps < math.inf or (norm == "linf" and eps > 1):
+        raise InputError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
+    results = {}
+    with exact_float32(x.device):
+        for one in attacks:
+            with evaluation_mode(model, seed, x.device):
+                results[one.name] = _result(model, x, y, one, eps, batch)
+    return results
 
 
 def _result(model: nn.Module, x: Tensor, y: Tensor, one: EvaluationAttack, eps: float, batch: int) -> dict[str, Any]:
@@ -98,8 +104,9 @@ def surviving(model: nn.Module, x: Tensor, y: Tensor, one: EvaluationAttack, eps
 
 def _correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
-        prediction: Tensor = model(x).argmax(1)
-    return prediction == y
+        logits: Tensor = model(x)
+    # argmax takes NaN for the largest: a network that diverged would pass for one that always answers class 0.
+    return (logits.argmax(1) == y) & ~logits.isnan().any(1)
 
 
 def wilson_interval(correct: int, total: int) -> tuple[float, float]:

@@ -63,7 +63,8 @@ def _imported(name: str, classes: int) -> nn.Module:
         model = function(num_classes=classes)
     except Exception as problem:  # the user's code may raise anything
         raise InputError(
-            f"model={name} could not be built: {problem} (it is called as {function_name}(num_classes={classes}))"
+            f"model={name} could not be built: {_first_line(problem)} "
+            f"(it is called as {function_name}(num_classes={classes}))"
         ) from problem
     if not isinstance(model, nn.Module):
         raise InputError(f"model={name} returned {type(model).__name__}; it must return a torch.nn.Module")
@@ -71,16 +72,20 @@ def _imported(name: str, classes: int) -> nn.Module:
 
 
 def _check(model: nn.Module, name: str, shape: Shape, classes: int) -> None:
-    training = model.training
+    modes = {module: module.training for module in model.modules()}
     try:
         with torch.no_grad():
             logits = model.eval()(torch.zeros(2, *shape))
     except Exception as problem:  # the user's code may raise anything
-        first_line = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
-        raise InputError(f"model={name} does not take images of shape {shape}: {first_line}") from problem
-    model.train(training)
+        raise InputError(f"model={name} does not take images of shape {shape}: {_first_line(problem)}") from problem
+    for module, training in modes.items():
+        module.training = training
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
         found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise InputError(
             f"model={name} gives {found} for 2 images; the data has {classes} classes, so expected (2, {classes})"
         )
+
+
+def _first_line(problem: Exception) -> str:
+    return str(problem).splitlines()[0] if str(problem) else type(problem).__name__

@@ -1,0 +1,231 @@
+"""Attacks are optimal where the optimum is known, stay inside their bounds and leave no trace on the network."""
+
+import functools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from elle.core.attacks import SignStep, fgsm, n_fgsm, pgd
+from tests.networks import Affine, conv_net, images, smooth_net, trained
+
+EPS = 8 / 255
+ATTACKS = {
+    "fgsm": fgsm,
+    "fgsm-clip": functools.partial(fgsm, clip=True),
+    "fgsm-l2": functools.partial(fgsm, norm="l2"),
+    "n-fgsm": n_fgsm,
+    "pgd": functools.partial(pgd, steps=3),
+    "pgd-l2": functools.partial(pgd, steps=3, norm="l2"),
+}
+every_attack = pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+
+
+def length(delta, norm):
+    return delta.flatten(1).norm(dim=1, p=math.inf if norm == "linf" else 2)
+
+
+def loss(model, x, y):
+    with torch.no_grad():
+        return F.cross_entropy(model(x), y)
+
+
+@pytest.fixture
+def data():
+    return images(16)
+
+
+@pytest.fixture
+def model(data):
+    return trained(conv_net(), *data, steps=5, lr=0.02)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("attack", [fgsm, functools.partial(pgd, steps=40)], ids=["fgsm", "pgd"])
+def test_the_attack_is_optimal_on_a_linear_model(norm, attack):
+    """The margin of w falls by eps * |w|_1 in the l-infinity ball and by eps * |w|_2 in the l2 ball."""
+    model = Affine(classes=2)
+    x = 0.3 + 0.4 * torch.rand(32, 12, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(32) % 2
+    w = (model.weight[0] - model.weight[1]).detach() * (1 - 2 * y).unsqueeze(1)
+    best = x - EPS * (w.sign() if norm == "linf" else w / w.norm(dim=1, keepdim=True))
+    torch.manual_seed(0)
+    x_adv = attack(model, x, y, EPS, norm=norm)
+    fall, best_fall = ((x - x_adv) * w).sum(1), ((x - best) * w).sum(1)
+    torch.testing.assert_close(fall, best_fall, rtol=1e-4 if attack is fgsm else 0.03, atol=0)
+    if attack is fgsm:
+        torch.testing.assert_close(x_adv, best, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("eps", [EPS, 0.5])
+@pytest.mark.parametrize("noise", [0, 1, 2])
+def test_the_points_are_inside_the_ball_and_the_pixel_range(model, data, norm, eps, noise):
+    x, y = data
+    x = x.round()
+    x_adv = SignStep(alpha=0.7, steps=3, noise=noise, clip=True, norm=norm)(model, x, y, eps)
+    assert length(x_adv - x, norm).max() <= eps * (1 + 1e-5)
+    assert x_adv.min() >= 0
+    assert x_adv.max() <= 1
+
+
+def test_fgsm_moves_every_pixel_by_eps(model, data):
+    x, y = data
+    torch.testing.assert_close((fgsm(model, x, y, EPS) - x).abs(), torch.full_like(x, EPS), rtol=1e-4, atol=1e-6)
+
+
+def test_the_random_start_of_an_l2_attack_is_inside_its_ball():
+    """A model without any gradient leaves the points where they started."""
+    model = Affine()
+    torch.nn.init.zeros_(model.weight)
+    x, y = torch.full((200, 12), 0.5), torch.zeros(200, dtype=torch.long)
+    start = length(SignStep(noise=1, norm="l2")(model, x, y, EPS) - x, "l2")
+    assert start.max() <= EPS * (1 + 1e-5)
+    assert start.max() > 0.9 * EPS
+    assert start.std() > 0.1 * EPS
+
+
+def test_n_fgsm_is_its_formula(model, data):
+    x, y = data
+    model.eval()
+    torch.manual_seed(11)
+    eta = (2 * torch.rand_like(x) - 1) * 2 * EPS
+    point = (x + eta).requires_grad_()
+    (gradient,) = torch.autograd.grad(F.cross_entropy(model(point), y), point)
+    torch.manual_seed(11)
+    torch.testing.assert_close(n_fgsm(model, x, y, EPS), x + eta + EPS * gradient.sign())
+
+
+def test_the_noise_of_n_fgsm_has_the_radius_asked_for(model, data):
+    delta = n_fgsm(model, *data, EPS, noise=3) - data[0]
+    assert 3.5 * EPS < delta.abs().max() <= 4 * EPS * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_more_steps_find_a_higher_loss(model, data, norm):
+    x, y = data
+    eps = 0.1 if norm == "linf" else 0.5
+    model.eval()
+    clean, one = loss(model, x, y), loss(model, fgsm(model, x, y, eps, clip=True, norm=norm), y)
+    torch.manual_seed(0)
+    many = loss(model, pgd(model, x, y, eps, steps=20, norm=norm), y)
+    assert clean < one <= many * 1.001
+
+
+@every_attack
+def test_no_gradient_is_left_on_the_parameters_or_on_the_result(model, data, attack):
+    for parameter in model.parameters():
+        parameter.grad = None
+    x, y = data
+    x_adv = attack(model, x.requires_grad_(), y, EPS)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert x.grad is None
+    assert not x_adv.requires_grad
+
+
+@every_attack
+def test_the_images_and_the_flags_of_the_parameters_are_left_alone(model, data, attack):
+    x, y = data
+    kept = x.clone()
+    frozen = next(model.parameters()).requires_grad_(False)
+    attack(model, x, y, EPS)
+    assert torch.equal(x, kept)
+    assert not x.requires_grad
+    assert [p.requires_grad for p in model.parameters()] == [p is not frozen for p in model.parameters()]
+
+
+@every_attack
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_the_network_is_left_alone(model, data, attack, training):
+    model.train(training)
+    model[1].eval()
+    attack(model, *data, EPS)
+    assert [module.training for module in model] == [training, False, training, training, training]
+
+
+@every_attack
+def test_in_eval_mode_the_running_statistics_do_not_move(model, data, attack):
+    model.eval()
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    attack(model, *data, EPS)
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+
+
+@every_attack
+def test_the_attack_works_under_no_grad(model, data, attack):
+    model.eval()
+    results = []
+    for enabled in (True, False):
+        torch.manual_seed(0)
+        with torch.set_grad_enabled(enabled):
+            results.append(attack(model, *data, EPS))
+            assert torch.is_grad_enabled() is enabled
+    assert torch.equal(*results)
+
+
+@every_attack
+def test_the_same_seed_gives_the_same_points(model, data, attack):
+    model.eval()
+    results = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        results.append(attack(model, *data, EPS))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("attack", [n_fgsm, pgd], ids=["n-fgsm", "pgd"])
+def test_another_seed_gives_other_points(model, data, attack):
+    model.eval()
+    results = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        results.append(attack(model, *data, EPS))
+    assert not torch.equal(*results)
+
+
+@every_attack
+def test_a_tensor_radius_is_the_same_as_a_number(model, data, attack):
+    model.eval()
+    results = []
+    for eps in (EPS, torch.tensor(EPS)):
+        torch.manual_seed(0)
+        results.append(attack(model, *data, eps))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_an_image_is_attacked_the_same_alone_and_in_a_batch(norm):
+    x, y = images(4, shape=(12,))
+    model = smooth_net()
+    together = fgsm(model, x, y, EPS, norm=norm)
+    torch.testing.assert_close(fgsm(model, x[:1], y[:1], EPS, norm=norm), together[:1])
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("project", [True, False])
+def test_a_step_on_a_confident_model_is_no_longer_than_eps(norm, project):
+    """At a margin of 65 the gradient is about 1e-28, and its square is 0 in float32."""
+    model = Affine(classes=2)
+    x = torch.full((4, 12), 0.5)
+    y = torch.zeros(4, dtype=torch.long)
+    with torch.no_grad():
+        logits = model(x)[0]
+        model.bias += torch.tensor([65.0, 0]) - logits
+    delta = SignStep(project=project, norm=norm)(model, x, y, EPS) - x
+    assert length(delta, norm).max() <= EPS * (1 + 1e-4)
+    assert length(delta, norm).min() >= EPS * (1 - 1e-2)
+
+
+def test_the_default_step_of_pgd_reaches_across_the_ball(model, data):
+    seen = {}
+    for alpha in (None, 2.5 / 4):
+        torch.manual_seed(0)
+        seen[alpha] = pgd(model.eval(), *data, EPS, steps=4, alpha=alpha)
+    assert torch.equal(*seen.values())
+
+
+@pytest.mark.parametrize("arguments", [{"steps": 0}, {"steps": -1}, {"norm": "l1"}, {"norm": "inf"}], ids=str)
+def test_a_bad_setting_is_refused_by_name(arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        SignStep(**arguments)

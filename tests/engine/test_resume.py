@@ -1,0 +1,282 @@
+"""Interrupted and resumed = uninterrupted, bitwise: weights, momentum, rule, random state and records."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from elle.config import load_config
+from elle.engine import checkpoint
+from elle.engine.loop import Watcher, train
+from elle.errors import InputError, WorkError
+
+from ..conftest import QUICK
+
+METHODS = ["fgsm", "elle-a", "n-fgsm+elle-a"]
+WORDS = [*QUICK, "epochs=2", "eval_every=1", "track=clean,pgd-2"]
+EPOCH = 18  # steps of 64 of the 1,200 training images
+
+
+def configuration(run, *words):
+    return load_config([*WORDS, f"out={run}", *words])
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def method(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(method, tmp_path_factory):
+    """A run of this method that nothing disturbed."""
+    run = tmp_path_factory.mktemp("uninterrupted") / "run"
+    train(configuration(run, f"method={method}"))
+    return run
+
+
+@pytest.fixture
+def resumable(method, tmp_path):
+    return configuration(tmp_path / "run", f"method={method}")
+
+
+def records(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if "seconds" not in key} for line in lines]
+
+
+def events(run):
+    return [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
+
+
+def assert_same_state(run, other):
+    mine, theirs = (checkpoint.load_checkpoint(checkpoint.checkpoints(one)[-1]) for one in (run, other))
+    assert mine[1]["step"] == theirs[1]["step"]
+    torch.testing.assert_close(mine[0], theirs[0], rtol=0, atol=0, equal_nan=True)
+    weights = [checkpoint.read_tensors(one / "model.safetensors")[0] for one in (run, other)]
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+
+
+def assert_same_run(run, other):
+    assert_same_state(run, other)
+    assert records(run) == records(other)
+    accuracies = [json.loads((one / "result.json").read_text())["test"]["clean"]["correct"] for one in (run, other)]
+    assert accuracies[0] == accuracies[1]
+
+
+class PulledPlugError(Exception):
+    pass
+
+
+def crash_after_step(last):
+    def stepped(step):
+        if step == last:
+            raise PulledPlugError
+
+    return Watcher(stepped=stepped)
+
+
+def crash_after_epoch(last):
+    def recorded(record):
+        if record["epoch"] == last:
+            raise PulledPlugError
+
+    return Watcher(recorded=recorded)
+
+
+def signal_after_step(last, number):
+    def stepped(step):
+        if step == last:
+            os.kill(os.getpid(), number)
+
+    return Watcher(stepped=stepped)
+
+
+def test_the_state_compared_is_all_of_it(uninterrupted, method):
+    tensors, _ = checkpoint.load_checkpoint(checkpoint.checkpoints(uninterrupted)[-1])
+    kinds = {name.partition(".")[0] for name in tensors}
+    assert kinds == {"model", "optimizer", "records", "position", "random"} | ({"rule"} if "elle" in method else set())
+
+
+@pytest.mark.parametrize(
+    "watcher",
+    [crash_after_epoch(1), crash_after_epoch(2), crash_after_step(EPOCH + 7)],
+    ids=["after-epoch-1", "after-epoch-2", "inside-epoch-2"],
+)
+def test_a_crashed_run_resumes_from_its_last_epoch(resumable, uninterrupted, tmp_path, watcher):
+    with pytest.raises(PulledPlugError):
+        train(resumable, watcher=watcher)
+    train(resumable, resume=True)
+    assert_same_run(tmp_path / "run", uninterrupted)
+
+
+def test_a_run_that_crashed_before_its_first_checkpoint_starts_afresh(resumable, uninterrupted, tmp_path):
+    with pytest.raises(PulledPlugError):
+        train(resumable, watcher=crash_after_step(5))
+    train(resumable, resume=True)
+    assert_same_run(tmp_path / "run", uninterrupted)
+
+
+@pytest.mark.parametrize(
+    ("number", "step"),
+    [
+        (signal.SIGTERM, 1),
+        (signal.SIGINT, 7),
+        (signal.SIGINT, EPOCH),
+        (signal.SIGTERM, EPOCH + 1),
+        (signal.SIGTERM, 2 * EPOCH),
+    ],
+)
+def test_a_signalled_run_saves_and_resumes_from_that_very_step(resumable, uninterrupted, tmp_path, number, step):
+    with pytest.raises(WorkError, match=rf"stopped by {number.name} at step {step} of 36; .*--resume"):
+        train(resumable, watcher=signal_after_step(step, number))
+    assert checkpoint.checkpoints(tmp_path / "run")[-1].name == f"step-{step:08d}.safetensors"
+    train(resumable, resume=True)
+    assert_same_run(tmp_path / "run", uninterrupted)
+
+
+def test_a_run_interrupted_again_and_again_ends_the_same(resumable, uninterrupted, tmp_path):
+    for step in (3, 4, EPOCH, EPOCH + 9):
+        with pytest.raises(WorkError):
+            train(resumable, resume=True, watcher=signal_after_step(step, signal.SIGTERM))
+    train(resumable, resume=True)
+    assert_same_run(tmp_path / "run", uninterrupted)
+
+
+def test_a_run_cut_short_at_an_epoch_by_max_steps_can_be_continued(method, uninterrupted, resumable, tmp_path):
+    train(configuration(tmp_path / "run", f"method={method}", f"max_steps={EPOCH}"))
+    train(resumable, resume=True)
+    assert_same_run(tmp_path / "run", uninterrupted)
+
+
+def test_a_run_cut_short_inside_an_epoch_by_max_steps_continues_to_the_same_weights(
+    method, uninterrupted, resumable, tmp_path
+):
+    train(configuration(tmp_path / "run", f"method={method}", "max_steps=7"))
+    train(resumable, resume=True)
+    weights = [checkpoint.read_tensors(run / "model.safetensors")[0] for run in (tmp_path / "run", uninterrupted)]
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+
+
+def test_a_run_cut_short_inside_an_epoch_by_max_steps_continues_to_the_same_records(
+    method, uninterrupted, resumable, tmp_path
+):
+    train(configuration(tmp_path / "run", f"method={method}", "max_steps=7"))
+    train(resumable, resume=True)
+    assert records(tmp_path / "run") == records(uninterrupted)
+
+
+def test_a_run_signalled_at_the_step_that_max_steps_allows_last_resumes_to_the_same_records(tmp_path):
+    whole, stopped = (configuration(tmp_path / name, "method=fgsm", "max_steps=7") for name in ("whole", "stopped"))
+    train(whole)
+    with pytest.raises(WorkError):
+        train(stopped, watcher=signal_after_step(7, signal.SIGTERM))
+    train(stopped, resume=True)
+    assert records(tmp_path / "stopped") == records(tmp_path / "whole")
+
+
+def test_a_run_can_be_continued_from_its_older_checkpoint(resumable, uninterrupted, tmp_path):
+    train(resumable)
+    older, newer = checkpoint.checkpoints(tmp_path / "run")
+    newer.write_bytes(newer.read_bytes()[:1000])
+    with pytest.raises(InputError, match=f"--from {older}"):
+        train(resumable, resume=True)
+    train(resumable, start_from=older)
+    assert_same_run(tmp_path / "run", uninterrupted)
+
+
+def test_a_run_killed_at_a_random_moment_resumes_to_the_same_end(tmp_path):
+    words = [*QUICK, "method=n-fgsm+elle-a", "epochs=12", "eval_every=4", "track=clean,pgd-2"]
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    command = [sys.executable, "-m", "elle", "train", *words, "--out", str(killed)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while process.poll() is None and not checkpoint.checkpoints(killed):
+        time.sleep(0.01)
+    moment = random.uniform(0, 0.6)
+    time.sleep(moment)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL, (
+        f"the run ended before it was killed, {moment:.3f} s after its first epoch"
+    )
+    config = load_config(words)
+    train(config.model_copy(update={"out": str(killed)}), resume=True)
+    train(config.model_copy(update={"out": str(whole)}))
+    assert_same_run(killed, whole)
+    assert events(killed) == ["resume", "finish"]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("seed=1", "seed=0"),
+        ("eps=0.1", "eps=0.3"),
+        ("method=elle", "method=fgsm"),
+        ("lr=0.1", "lr=0.2"),
+        ("epochs=3", "epochs=2"),
+        ("batch=32", "batch=64"),
+    ],
+)
+def test_resuming_with_another_value_is_refused_by_name(run_copy, settings, word, hint):
+    before = {path: path.read_bytes() for path in run_copy.rglob("*") if path.is_file() and path.name != ".lock"}
+    with pytest.raises(InputError, match=f"belongs to a run with .*{hint}"):
+        train(settings("epochs=2", word, f"out={run_copy}"), resume=True)
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_a_finished_run_returns_its_result_without_training(run_copy, settings):
+    steps = []
+    before = json.loads((run_copy / "result.json").read_text())
+    result = train(settings("epochs=2", f"out={run_copy}"), resume=True, watcher=Watcher(stepped=steps.append))
+    assert steps == []
+    assert result["test"]["clean"]["correct"] == before["test"]["clean"]["correct"]
+    assert result["train_seconds"] == before["train_seconds"]
+
+
+def test_an_existing_run_is_not_overwritten(run_copy, settings):
+    with pytest.raises(InputError, match="already holds a run; continue it with --resume"):
+        train(settings("epochs=2", f"out={run_copy}"))
+
+
+def test_a_moved_run_can_be_resumed(finished_run, settings, tmp_path):
+    moved = shutil.copytree(finished_run, tmp_path / "moved")
+    assert train(settings("epochs=2", f"out={moved}"), resume=True)["steps"] == 36
+
+
+@pytest.mark.parametrize("missing", ["config", "step", "history"])
+def test_a_checkpoint_whose_header_lacks_an_entry_is_refused_by_name(run_copy, settings, missing):
+    path = checkpoint.checkpoints(run_copy)[-1]
+    tensors, header = checkpoint.read_tensors(path)
+    checkpoint.write_tensors(path, tensors, {key: value for key, value in header.items() if key != missing})
+    with pytest.raises(InputError, match=path.name):
+        train(settings("epochs=2", f"out={run_copy}"), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model.classifier.1.weight", torch.zeros(3)),
+        ("optimizer.0.momentum_buffer", None),
+        ("position", torch.zeros(1)),
+        ("random.cpu", None),
+        ("random.cpu", torch.zeros(3, dtype=torch.uint8)),
+        ("random.cpu", torch.zeros(3)),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_by_name(run_copy, settings, name, value):
+    path = checkpoint.checkpoints(run_copy)[-1]
+    tensors, header = checkpoint.read_tensors(path)
+    del tensors[name]
+    checkpoint.write_tensors(path, tensors if value is None else tensors | {name: value}, header)
+    with pytest.raises(InputError, match=path.name):
+        train(settings("epochs=2", f"out={run_copy}"), resume=True)
+
+
+def test_evaluating_while_training_does_not_change_the_weights(method, uninterrupted, tmp_path):
+    train(configuration(tmp_path / "run", f"method={method}", "eval_every=0"))
+    assert_same_state(tmp_path / "run", uninterrupted)

@@ -1,0 +1,118 @@
+"""A finished run read back: the same network, or one line that says what is wrong with the folder."""
+
+import json
+
+import pytest
+import torch
+
+import elle
+from elle.engine import checkpoint
+from elle.engine.loop import Run, Watcher, train
+from elle.engine.trained import load, load_run
+from elle.errors import InputError, WorkError
+
+
+def rewrite(run, change_tensors=lambda tensors: tensors, **header_changes):
+    path = run / "model.safetensors"
+    tensors, header = checkpoint.read_tensors(path)
+    checkpoint.write_tensors(path, change_tensors(tensors), header | header_changes)
+    return path
+
+
+def test_a_run_read_back_gives_the_logits_it_ended_with(settings, tmp_path):
+    run = Run(settings("method=elle-a").resolved(), tmp_path / "run", Watcher())
+    run.directory.mkdir()
+    (run.directory / "config.toml").write_text(run.config.to_toml())
+    run.finish()
+    trained = load_run(run.directory)
+    x, _ = trained.test_images(limit=20)
+    with torch.no_grad():
+        expected = run.step.model.eval()(x)
+        assert torch.equal(trained.model(x), expected)
+        assert torch.equal(load(str(run.directory))(x), expected)
+        assert torch.equal(elle.load(run.directory)(x), expected)
+
+
+def test_a_run_read_back_is_in_eval_mode_and_knows_its_settings(finished_run):
+    trained = load_run(finished_run)
+    assert not any(module.training for module in trained.model.modules())
+    assert (trained.config.method, trained.config.eps, trained.config.epochs) == ("fgsm", 0.3, 2)
+    assert trained.classes == tuple("0123456789")
+
+
+def test_a_run_read_back_reaches_the_accuracy_of_its_result(finished_run):
+    trained = load_run(finished_run)
+    x, y = trained.test_images()
+    accuracy = elle.evaluate(trained.model, x, y, "clean")["clean"]
+    expected = json.loads((finished_run / "result.json").read_text())["test"]["clean"]
+    assert (accuracy["correct"], accuracy["total"]) == (expected["correct"], expected["total"])
+
+
+@pytest.mark.parametrize(("limit", "count"), [(1, 1), (50, 50), (None, 500), (10_000, 500)])
+def test_a_limit_takes_the_first_test_images(finished_run, limit, count):
+    x, y = load_run(finished_run).test_images(limit=limit)
+    assert (tuple(x.shape), tuple(y.shape)) == ((count, 1, 8, 8), (count,))
+    assert 0 <= x.min() <= x.max() <= 1
+
+
+def test_an_unfinished_run_is_refused_with_the_way_to_finish_it(settings, tmp_path):
+    def crash(step):
+        raise WorkError("enough")
+
+    with pytest.raises(WorkError):
+        train(settings(), watcher=Watcher(stepped=crash))
+    with pytest.raises(InputError, match=r"has no model\.safetensors: the run has not finished; .*--resume"):
+        load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "a-file"])
+def test_what_is_no_folder_is_refused_by_name(tmp_path, name):
+    (tmp_path / "a-file").touch()
+    with pytest.raises(InputError, match=f"{name} is not a folder; give the run directory"):
+        load_run(tmp_path / name)
+
+
+def test_a_run_without_its_configuration_is_refused_by_name(run_copy):
+    (run_copy / "config.toml").unlink()
+    with pytest.raises(InputError, match="config.toml does not exist"):
+        load_run(run_copy)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: {name: value for name, value in tensors.items() if "classifier" not in name},
+        lambda tensors: tensors | {"extra": torch.zeros(1)},
+        lambda tensors: tensors | {"classifier.1.weight": torch.zeros(3, 3)},
+    ],
+    ids=["missing", "extra", "another shape"],
+)
+def test_weights_that_do_not_fit_the_network_are_refused_by_name(run_copy, change):
+    path = rewrite(run_copy, change)
+    with pytest.raises(InputError, match=rf"{path} does not fit the network small-cnn: \S"):
+        load_run(run_copy)
+
+
+def test_weights_of_another_network_are_refused(run_copy):
+    rewrite(run_copy, model="preact-resnet18")
+    with pytest.raises(InputError, match="does not fit the network preact-resnet18"):
+        load_run(run_copy)
+
+
+def test_a_network_that_no_longer_exists_is_refused_by_name(run_copy):
+    rewrite(run_copy, model="gone:build")
+    with pytest.raises(InputError, match="model=gone:build could not be built"):
+        load_run(run_copy)
+
+
+def test_a_checkpoint_in_place_of_the_weights_is_refused(run_copy):
+    checkpoint.checkpoints(run_copy)[-1].rename(run_copy / "model.safetensors")
+    with pytest.raises(InputError, match="is not a model that `elle train` wrote"):
+        load_run(run_copy)
+
+
+def test_truncated_weights_are_refused_by_name(run_copy):
+    path = run_copy / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match="model.safetensors is truncated"):
+        load_run(run_copy)

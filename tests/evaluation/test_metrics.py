@@ -1,0 +1,133 @@
+"""Linearity metrics over a set of images: their values, their summaries, and that they can be repeated."""
+
+import math
+
+import pytest
+import torch
+
+from elle.core.linearity import Triplet
+from elle.evaluation import metrics
+from elle.evaluation.metrics import linearity_metrics, mean_error, summary
+from tests.networks import Affine, conv_net, images, smooth_net, trained
+
+EPS = 8 / 255
+
+
+@pytest.fixture(scope="module")
+def data():
+    return images(40, seed=1)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return trained(conv_net(), *images(64), steps=10, lr=0.05)
+
+
+def test_a_constant_classifier_is_linear_and_its_misalignment_undefined(data):
+    model = Affine(64)
+    torch.nn.init.zeros_(model.weight)
+    result = linearity_metrics(model, *data, EPS)
+    assert result["error"]["mean"] == pytest.approx(0, abs=1e-12)
+    assert result["error_abs"]["q95"] == pytest.approx(0, abs=1e-6)
+    assert result["misalignment"] == {"count": 0, "undefined": 40}
+
+
+def test_a_binary_linear_classifier_is_aligned_but_its_loss_is_curved():
+    x, y = images(40, classes=2)
+    result = linearity_metrics(Affine(64, 2), x, y, EPS)
+    assert result["misalignment"]["q95"] == pytest.approx(0, abs=1e-6)
+    assert result["error"]["mean"] > 1e-9
+
+
+def test_the_error_is_that_of_the_training_penalty(model, data):
+    torch.manual_seed(5)
+    model.eval()
+    with torch.no_grad():
+        error = Triplet()(model, *data, EPS).double()
+    result = linearity_metrics(model, *data, EPS, seed=5)
+    assert result["error"]["mean"] == pytest.approx(float(error.mean()), rel=1e-5)
+    assert result["error_abs"]["mean"] == pytest.approx(float(error.sqrt().mean()), rel=1e-5)
+    assert result["error"]["count"] == 40
+
+
+def test_the_same_seed_gives_the_same_metrics_and_another_seed_others(model, data):
+    first = linearity_metrics(model, *data, EPS, seed=3)
+    torch.manual_seed(777)
+    assert linearity_metrics(model, *data, EPS, seed=3) == first
+    assert linearity_metrics(model, *data, EPS, seed=4) != first
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_a_larger_ball_is_less_linear(model, data, norm):
+    means = [linearity_metrics(model, *data, eps, norm=norm)["error_abs"]["mean"] for eps in (0.01, 0.1)]
+    assert 3 * means[0] < means[1]
+
+
+def test_metrics_leave_no_trace_on_the_network_or_the_caller(model, data):
+    model.train()
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    linearity_metrics(model, *data, EPS)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_metrics_work_under_no_grad(model, data):
+    expected = linearity_metrics(model, *data, EPS)
+    with torch.no_grad():
+        assert linearity_metrics(model, *data, EPS) == expected
+
+
+@pytest.mark.parametrize("batch", [1, 7, 40])
+def test_images_come_in_batches_and_all_are_counted(model, data, batch):
+    result = linearity_metrics(model, *data, EPS, batch=batch)
+    assert {name: entry["count"] for name, entry in result.items()} == {
+        "error": 40,
+        "error_abs": 40,
+        "misalignment": 40,
+    }
+
+
+def test_the_mean_error_is_the_mean_of_the_training_penalty(data):
+    model = smooth_net(64)
+    torch.manual_seed(0)
+    found = mean_error(model, *data, 1.0)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        assert found == pytest.approx(float(Triplet()(model, *data, 1.0).mean()))
+
+
+@pytest.mark.parametrize("batch", [1, 7, 40, 100])
+def test_the_mean_error_weighs_all_images_alike_whatever_the_batch(data, batch, monkeypatch):
+    """With an error that is known for each image, a smaller last batch does not count for more."""
+    monkeypatch.setattr(metrics, "_no_grad_error", lambda model, x, *_: x.flatten(1).mean(1))
+    assert mean_error(smooth_net(64), *data, EPS, batch=batch) == pytest.approx(float(data[0].mean()))
+
+
+def test_a_summary_has_the_quantiles_of_its_values():
+    result = summary(torch.arange(101, dtype=torch.float64).flip(0))
+    assert result == {
+        "count": 101,
+        "undefined": 0,
+        "mean": 50,
+        "std": pytest.approx(math.sqrt(850)),
+        "q05": 5,
+        "q25": 25,
+        "q50": 50,
+        "q75": 75,
+        "q95": 95,
+    }
+
+
+def test_a_summary_leaves_out_what_is_undefined():
+    result = summary(torch.tensor([1.0, math.nan, 3.0, math.nan], dtype=torch.float64))
+    assert (result["count"], result["undefined"], result["mean"], result["q50"]) == (2, 2, 2, 2)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_summary_of_nothing_defined_has_only_counts(count):
+    assert summary(torch.full((count,), math.nan)) == {"count": 0, "undefined": count}

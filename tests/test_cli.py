@@ -1,0 +1,311 @@
+"""The command as a user meets it: help with an example, exit codes 0, 1 and 2, one-line errors, JSON for programs."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from elle.cli import app
+from elle.config import Config
+from elle.data.registry import DATASETS
+from elle.methods import METHODS
+from elle.models.registry import MODELS
+from elle.version import __version__
+
+from .conftest import QUICK
+from .data.layouts import write_npz
+
+COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """No test writes into the repository, and none reads a machine's own data folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ELLE_DATA", raising=False)
+
+
+@pytest.fixture
+def train_quickly(elle):
+    return lambda *words: elle("train", *QUICK, *words)
+
+
+def assert_one_line(outcome, code):
+    assert outcome.code == code, outcome
+    assert outcome.err.startswith("elle: "), outcome.err
+    assert outcome.err.count("\n") == 1, outcome.err
+    assert "Traceback" not in outcome.out + outcome.err
+
+
+def python(*words):
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_every_command_has_an_example(elle, command):
+    outcome = elle(command, "--help")
+    assert outcome.code == 0
+    assert f"Example: elle {command}" in outcome.out
+
+
+def test_the_help_lists_every_command(elle):
+    outcome = elle("--help")
+    assert outcome.code == 0
+    assert [name for name in COMMANDS if name not in outcome.out] == []
+
+
+def test_the_command_alone_prints_its_help(elle):
+    outcome = elle()
+    assert len([line for line in (outcome.out + outcome.err).splitlines() if line.split()[:1] == ["train"]]) == 1
+
+
+def test_the_help_of_train_lists_every_key(elle):
+    listed = {line.split()[0] for line in elle("train", "--help").out.splitlines() if line.strip()}
+    assert [key for key in Config.model_fields if key not in listed] == ["options"]
+
+
+def test_the_help_of_train_keeps_a_key_on_a_line_of_its_own(elle):
+    text = elle("train", "--help").out
+    assert "  seed          of weights, data order, and every random draw\n" in text
+
+
+def test_the_version_is_printed(elle):
+    assert elle("--version").out == f"elle {__version__}\n"
+
+
+def test_python_m_elle_is_the_command():
+    outcome = python("-m", "elle", "--version")
+    assert (outcome.returncode, outcome.stdout) == (0, f"elle {__version__}\n")
+
+
+def test_importing_elle_loads_none_of_the_tool():
+    code = (
+        "import sys, elle; elle.ELLE; print([m for m in ('pydantic', 'typer', 'sklearn', 'rich') if m in sys.modules])"
+    )
+    assert python("-c", code).stdout == "[]\n"
+
+
+def test_the_command_starts_without_torch():
+    code = "import sys, elle.cli; print([m for m in ('torch', 'sklearn') if m in sys.modules])"
+    assert python("-c", code).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("command", "rows"), [("methods", METHODS), ("models", MODELS), ("datasets", DATASETS)])
+def test_a_list_names_every_row_for_people_and_for_programs(elle, command, rows):
+    table, listed = elle(command), json.loads(elle(command, "--json").out)
+    assert [row["name"] for row in listed] == list(rows)
+    assert [name for name in rows if name not in table.out] == []
+
+
+def test_the_doctor_names_what_is_there_and_what_is_missing(elle):
+    rows = {row["what"]: row for row in json.loads(elle("doctor", "--json").out)}
+    assert rows["elle"]["found"] == __version__
+    assert rows["data digits"] == {
+        "what": "data digits",
+        "found": "1297 training and 500 test images",
+        "advice": "",
+    }
+    assert "not in" in rows["data cifar10"]["found"]
+    assert "ELLE_DATA" in rows["data cifar10"]["advice"]
+    assert "data cifar10" in elle("doctor").out
+
+
+def test_training_prints_every_epoch_and_where_everything_is(train_quickly, tmp_path):
+    outcome = train_quickly("epochs=2", "--out", tmp_path / "run")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert all(text in outcome.out for text in ("epoch   1/2", "epoch   2/2", "clean", "95 % interval"))
+    assert outcome.out.endswith(f"everything is in {tmp_path / 'run'}\n")
+
+
+def test_training_prints_nothing_but_json_on_request(train_quickly, tmp_path):
+    outcome = train_quickly("--out", "run", "--json")
+    assert json.loads(outcome.out) == json.loads((tmp_path / "run" / "result.json").read_text())
+    assert "epoch   1/1" in outcome.err
+
+
+def test_training_reads_a_file_that_words_override(elle, tmp_path):
+    text = 'data = "digits"\nmethod = "fgsm"\nepochs = 5\ntrack = "clean"\nfinal = "clean"\n'
+    (tmp_path / "file.toml").write_text(text)
+    result = json.loads(elle("train", "--config", "file.toml", "--out", "run", "max_steps=1", "epochs=1", "--json").out)
+    assert (result["steps"], result["config"]["epochs"], result["config"]["method"]) == (1, 1, "fgsm")
+
+
+def test_training_resumes_with_the_directory_alone(elle, run_copy):
+    result = json.loads(elle("train", "--out", run_copy, "--resume", "--json").out)
+    assert (result["steps"], result["config"]["method"]) == (36, "fgsm")
+
+
+def test_training_resumes_with_the_key_out_alone(elle, run_copy):
+    outcome = elle("train", f"out={run_copy}", "--resume", "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["config"]["method"] == "fgsm"
+
+
+def test_training_continues_from_the_checkpoint_given(elle, run_copy):
+    outcome = elle("train", "--out", run_copy, "--from", run_copy / "checkpoints" / "step-00000018.safetensors")
+    assert outcome.code == 0
+    assert "continuing from step 18 of 36" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["lerning=3"], "unknown key 'lerning'"),
+        (["epoch=3"], "did you mean 'epochs'?"),
+        (["eps=8"], "did you mean eps=8/255?"),
+        (["fgsm"], "'fgsm' is not key=value"),
+        (["method=fgsn"], "did you mean 'fgsm'?"),
+        (["data=digit"], "did you mean 'digits'?"),
+        (["model=small"], "did you mean 'small-cnn'?"),
+        (["track=pgdd"], "attack 'pgdd' does not exist"),
+        (["device=gpu"], "device=gpu is not a device"),
+        (["precision=tf32"], "precision=tf32 needs an NVIDIA GPU"),
+        (["compile=graph"], "compile=graph needs an NVIDIA GPU"),
+        (["--config", "nowhere.toml"], "nowhere.toml does not exist"),
+        (["--from", "nowhere.safetensors"], "nowhere.safetensors does not exist"),
+        (["data=cifar10", "root=nowhere"], "looked in nowhere (no such folder)"),
+        (["data=cifar10"], "the folder data is the default, as ELLE_DATA is not set"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_one_line_and_exit_code_2(train_quickly, words, hint):
+    outcome = train_quickly(*words)
+    assert_one_line(outcome, 2)
+    assert hint in outcome.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nonsense"],
+        ["train", "--nonsense"],
+        ["evaluate"],
+        ["evaluate", "run", "--limit", "0"],
+        ["evaluate", "run", "--seed", "x"],
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_in_the_command_line_is_one_line_and_exit_code_2(elle, words):
+    assert_one_line(elle(*words), 2)
+
+
+@pytest.mark.parametrize("word", ["eps=1e400", "seed=18446744073709551616", "method.attack.alpha=fast"])
+def test_an_extreme_value_is_one_line_and_exit_code_2(train_quickly, word):
+    assert_one_line(train_quickly(word), 2)
+
+
+def test_a_label_out_of_range_is_one_line_and_exit_code_2(train_quickly, tmp_path):
+    root = write_npz(tmp_path / "data")
+    np.savez(root / "test.npz", x=np.zeros((5, 32, 32, 3), np.uint8), y=np.full(5, 10))
+    outcome = train_quickly("data=cifar10")
+    assert_one_line(outcome, 2)
+    assert "test.npz: label 10 is outside 0..9" in outcome.err
+
+
+def test_an_existing_run_is_one_line_and_exit_code_2(train_quickly, run_copy):
+    outcome = train_quickly("epochs=2", "--out", run_copy)
+    assert_one_line(outcome, 2)
+    assert "--resume" in outcome.err
+
+
+def test_a_diverged_run_is_one_line_and_exit_code_1(train_quickly):
+    outcome = train_quickly("lr=1e6")
+    assert_one_line(outcome, 1)
+    assert "training diverged in epoch 1" in outcome.err
+
+
+def test_a_full_disk_is_one_line_and_exit_code_1(train_quickly, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    outcome = train_quickly()
+    assert_one_line(outcome, 1)
+    assert "No space left on device" in outcome.err
+
+
+def test_a_stopped_run_is_one_line_and_exit_code_1_and_its_advice_works(train_quickly, elle, monkeypatch):
+    from elle.progress import TrainingProgress
+
+    def stop(self, step):
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(TrainingProgress, "_stepped", stop)
+        outcome = train_quickly("--out", "run")
+    assert_one_line(outcome, 1)
+    advice = outcome.err.rpartition("continue with: elle ")[2].split()
+    assert advice == ["train", "--out", "run", "--resume"]
+    assert "continuing from step 5 of 18" in elle(*advice).out
+
+
+def test_evaluating_gives_each_attack_for_programs_and_in_a_file(elle, run_copy):
+    outcome = elle("evaluate", run_copy, "--attack", "clean,fgsm,pgd-5,pgd-5-2", "--limit", 50, "--json")
+    record = json.loads(outcome.out)
+    assert record == json.loads((run_copy / "evaluation.json").read_text())
+    assert list(record["attacks"]) == ["clean", "fgsm", "pgd-5", "pgd-5-2"]
+    assert {one["total"] for one in record["attacks"].values()} == {50}
+    assert record["attacks"]["clean"]["correct"] >= record["attacks"]["pgd-5-2"]["correct"]
+    assert (record["eps"], record["norm"], record["seed"]) == (0.3, "linf", 0)
+
+
+def test_evaluating_prints_a_table_for_people(elle, run_copy):
+    outcome = elle("evaluate", run_copy, "--attack", "clean,pgd-2", "--limit", 20)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert all(text in outcome.out for text in ("clean", "pgd-2", "of 20", "95 % interval"))
+
+
+def test_evaluating_takes_another_radius_as_a_fraction(elle, run_copy):
+    words = ("evaluate", run_copy, "--attack", "fgsm", "--limit", 20, "--json", "--eps")
+    assert json.loads(elle(*words, "8/255").out)["eps"] == 8 / 255
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--attack", "pgd"], "attack 'pgd' does not exist"),
+        (["--attack", "cleen"], "did you mean 'clean'?"),
+        (["--attack", "pgd-0"], "attack 'pgd-0' does not exist"),
+        (["--attack", ""], "no attack given"),
+        (["--eps", "8"], "did you mean eps=8/255?"),
+        (["--eps", "0"], "must be greater than 0"),
+        (["--eps", "eight"], "write it as 8/255"),
+        (["--device", "gpu"], "device=gpu is not a device"),
+    ],
+)
+def test_a_mistake_in_an_evaluation_is_one_line_and_exit_code_2(elle, run_copy, words, hint):
+    outcome = elle("evaluate", run_copy, *words)
+    assert_one_line(outcome, 2)
+    assert hint in outcome.err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "metrics"])
+def test_a_folder_that_is_no_run_is_one_line_and_exit_code_2(elle, tmp_path, command):
+    outcome = elle(command, tmp_path)
+    assert_one_line(outcome, 2)
+    assert "has no model.safetensors" in outcome.err
+
+
+def test_metrics_are_given_for_people_and_for_programs(elle, run_copy):
+    record = json.loads(elle("metrics", run_copy, "--limit", 30, "--json").out)
+    assert (record["eps"], record["seed"]) == (0.3, 0)
+    assert list(record["metrics"]) == ["error", "error_abs", "misalignment"]
+    assert all(one["count"] + one["undefined"] == 30 for one in record["metrics"].values())
+    table = elle("metrics", run_copy, "--limit", 30)
+    assert table.code == 0
+    assert "misalignment" in table.out
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "metrics"])
+def test_json_is_strict(elle, run_copy, command):
+    words = {"train": ["--out", run_copy, "--resume"]}.get(command, [run_copy, "--limit", 5])
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    json.loads(elle(command, *words, "--json").out, parse_constant=refuse)

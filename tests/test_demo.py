@@ -1,0 +1,67 @@
+"""The demonstration: what it writes, what it says, and (slow) that the phenomenon it shows is there."""
+
+import json
+import re
+
+import pytest
+
+from elle.demo import describe, run_demo
+from elle.errors import InputError, WorkError
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo") / "out"
+    return out, run_demo(out, seed=3, quiet=True, words=["epochs=2", "max_steps=4", "batch=32"])
+
+
+def test_it_summarises_each_method_from_its_records(short):
+    out, summary = short
+    assert list(summary) == ["fgsm", "elle-a"]
+    for method, one in summary.items():
+        records = [json.loads(line) for line in (out / method / "metrics.jsonl").read_text().splitlines()]
+        assert one["pgd20_final"] == records[-1]["pgd-20"]
+        assert one["pgd20_best"] == max(record["pgd-20"] for record in records)
+        assert one["clean"] == records[-1]["clean"]
+        assert one["collapsed"] is (one["collapse_epoch"] is not None)
+
+
+def test_it_writes_one_page_with_the_curves_and_the_verdict(short):
+    out, summary = short
+    page = (out / "report.html").read_text()
+    assert page.count("<svg") == 6
+    assert describe(summary) in re.sub(r"<[^>]+>|&nbsp;", "", page).replace("\u2060", "")
+
+
+def test_it_replaces_a_former_demo_but_nothing_else(short, tmp_path):
+    out, _ = short
+    (out / "fgsm" / "old").touch()
+    run_demo(out, seed=3, quiet=True, words=["epochs=1", "max_steps=1"])
+    assert not (out / "fgsm" / "old").exists()
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(InputError, match="is not a former demo"):
+        run_demo(tmp_path, seed=0, quiet=True)
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+
+
+def test_a_failed_training_is_reported_with_its_reason(tmp_path):
+    with pytest.raises(WorkError, match="failed: .*diverged"):
+        run_demo(tmp_path / "out", seed=0, quiet=True, words=["lr=1e12", "epochs=1"])
+
+
+@pytest.mark.parametrize(
+    ("collapsed", "words"), [(True, "collapsed in epoch 7: .* fell from 40.0% to 1.0%"), (False, "did not collapse")]
+)
+def test_the_verdict_says_what_the_numbers_say(collapsed, words):
+    one = {"pgd20_best": 0.4, "pgd20_final": 0.01, "single_step": 0.97}
+    one |= {"collapsed": collapsed, "collapse_epoch": 7 if collapsed else None}
+    assert re.search(words, describe({"fgsm": one}))
+
+
+@pytest.mark.slow
+def test_over_five_seeds_fgsm_collapses_in_four_and_elle_a_in_none(tmp_path):
+    summaries = [run_demo(tmp_path / str(seed), seed, quiet=True) for seed in range(5)]
+    fallen = [one["fgsm"] for one in summaries if one["fgsm"]["collapsed"]]
+    assert len(fallen) >= 4, summaries
+    assert not [one for one in summaries if one["elle-a"]["collapsed"]], summaries
+    assert all(one["pgd20_final"] < 0.5 * one["pgd20_best"] and one["single_step"] > 0.9 for one in fallen), summaries

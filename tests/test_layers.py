@@ -1,0 +1,83 @@
+"""The direction of imports, as a table: what each room may import of elle. Nothing points back."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import elle
+
+SOURCE = Path(elle.__file__).parent
+
+ALLOWED: dict[str, set[str]] = {
+    "version": set(),
+    "errors": set(),
+    "core": set(),
+    "data": {"errors"},
+    "models": {"errors"},
+    "plugin": {"core"},
+    "methods": {"core", "errors"},
+    "config": {"data", "errors"},
+    "evaluation": {"core", "errors"},
+    "experiments": {"config", "errors"},
+    "engine": {"config", "core", "data", "errors", "evaluation", "methods", "models", "version"},
+    "progress": {"config", "engine"},
+    "doctor": {"data", "errors", "version"},
+    "demo": {"config", "errors", "experiments"},
+    "cli": {
+        "config", "data", "demo", "doctor", "engine", "errors",
+        "evaluation", "methods", "models", "progress", "version",
+    },
+    "__init__": {"core", "engine", "evaluation", "methods", "plugin", "version"},
+    "__main__": {"cli"},
+}  # fmt: skip
+WITHOUT_TORCH = {"version", "errors", "config", "experiments", "demo", "progress", "cli", "__init__"}
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def room(file: Path) -> str:
+    return file.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(file: Path, top_level_only: bool = False) -> set[str]:
+    """Every module named in an import statement, `from elle import x` counted as elle.x."""
+    tree = ast.parse(file.read_text())
+    nodes = _run_at_import(tree) if top_level_only else ast.walk(tree)
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            names |= {f"elle.{alias.name}" for alias in node.names} if node.module == "elle" else {node.module or ""}
+    return names
+
+
+def _run_at_import(tree: ast.Module) -> list[ast.stmt]:
+    return [node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_a_room_imports_only_what_its_row_allows(file):
+    rooms = {name.split(".")[1] for name in imported(file) if name.startswith("elle.")}
+    assert rooms - {room(file)} <= ALLOWED[room(file)]
+
+
+@pytest.mark.parametrize("file", sorted((SOURCE / "core").glob("*.py")), ids=lambda file: file.name)
+def test_core_knows_torch_and_the_standard_library_alone(file):
+    outside = {name.split(".")[0] for name in imported(file)} - {"torch"}
+    assert not {name for name in outside if name in ("elle", "numpy", "pydantic", "typer", "rich", "sklearn")}
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if room(f) in WITHOUT_TORCH], ids=lambda file: file.name)
+def test_what_starts_at_once_does_not_import_torch(file):
+    slow = {name.split(".")[0] for name in imported(file, top_level_only=True)}
+    assert not slow & {"torch", "sklearn", "safetensors"}
+
+
+def test_every_room_is_in_the_table():
+    assert {room(file) for file in FILES} == set(ALLOWED)
+
+
+def test_there_is_no_utils():
+    assert not [file for file in FILES if "util" in file.stem or "helper" in file.stem]

@@ -1,0 +1,321 @@
+"""The plug-in in a user's own training loop."""
+
+import copy
+import gc
+import io
+import math
+import pickle
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import elle
+from elle.core.controller import Constant, OnOff
+from elle.core.linearity import Triplet, triplet_error
+from tests.networks import (
+    Affine,
+    bfloat16_autocast,
+    conv_net,
+    gradient,
+    images,
+    own_logit,
+    relative_distance,
+    smooth_net,
+    trained,
+)
+
+EPS = 8 / 255
+# Radii of successive calls: the sixth error leaves the history of the first five.
+JUMP = [EPS] * 5 + [20 * EPS] + [EPS] * 3
+
+
+@pytest.fixture
+def data():
+    return images(8)
+
+
+@pytest.fixture
+def model():
+    return smooth_net(64)
+
+
+def call(reg, model, x, y, seed=0):
+    torch.manual_seed(seed)
+    return reg(model, x, y)
+
+
+def observe(reg, model, data, radii, seed=0):
+    """(error, weight, threshold) after each of several calls with these radii."""
+    seen = []
+    for number, eps in enumerate(radii):
+        reg.eps = eps
+        call(reg, model, *data, seed + number)
+        seen.append((float(reg.error), float(reg.weight), float(reg.threshold)))
+    return seen
+
+
+def test_the_contract_works_in_a_training_loop():
+    model = conv_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    reg = elle.ELLE(eps=EPS, weight=4000, adaptive=True)
+    losses = []
+    for step in range(20):
+        x, y = images(32, seed=step)
+        x_adv = elle.attacks.fgsm(model, x, y, eps=EPS)
+        loss = F.cross_entropy(model(x_adv), y) + reg(model, x, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    assert 0 < float(reg.error) < 1
+    assert 0 <= float(reg.weight) <= 4000
+    assert 0 < float(reg.threshold) < math.inf
+
+
+def test_the_value_is_the_weight_times_the_mean_error(model, data):
+    reg = elle.ELLE(EPS, weight=50, adaptive=False)
+    value = call(reg, model, *data)
+    torch.manual_seed(0)
+    error = triplet_error(model, *data, EPS).mean()
+    torch.testing.assert_close(value, 50 * error, rtol=1e-4, atol=0)
+    torch.testing.assert_close(reg.error, error.detach(), rtol=1e-4, atol=0)
+    assert value.requires_grad
+
+
+def test_without_adaptation_the_weight_is_constant(model, data):
+    seen = observe(elle.ELLE(EPS, weight=7, adaptive=False), model, data, JUMP)
+    assert {(weight, threshold) for _, weight, threshold in seen} == {(7, math.inf)}
+
+
+def test_an_error_out_of_its_history_turns_the_weight_on(model, data):
+    seen = observe(elle.ELLE(EPS, weight=100, decay=0.9), model, data, JUMP)
+    assert [weight for _, weight, _ in seen] == pytest.approx([0] * 5 + [100, 90, 81, 72.9])
+    past = torch.tensor([error for error, _, _ in seen[:5]], dtype=torch.float64)
+    assert seen[5][2] == pytest.approx(float(past.mean() + 2 * past.std(correction=0)), rel=1e-4)
+
+
+def test_the_new_weight_acts_on_the_step_of_its_own_error(model, data):
+    reg = elle.ELLE(EPS, weight=100)
+    observe(reg, model, data, JUMP[:5])
+    reg.eps = JUMP[5]
+    value = call(reg, model, *data, seed=5)
+    assert float(value.detach()) == pytest.approx(100 * float(reg.error))
+
+
+def test_before_the_first_call_there_is_no_error():
+    assert elle.ELLE(EPS).error.isnan()
+
+
+def test_the_defaults_are_those_of_the_paper():
+    reg = elle.ELLE(EPS)
+    assert reg.rule == OnOff(4000, decay=0.99, sensitivity=2.0, history=None)
+    assert reg.regulariser == Triplet(samples=1, alpha="uniform", norm="linf", clip=False)
+
+
+def test_every_option_reaches_its_part():
+    reg = elle.ELLE(
+        EPS, 5, samples=2, alpha=0.5, norm="l2", history=10, decay=0.5, sensitivity=1.0, criterion=own_logit, clip=True
+    )
+    assert reg.rule == OnOff(5, 0.5, 1.0, 10)
+    assert reg.regulariser == Triplet(2, 0.5, "l2", True)
+    assert reg.criterion is own_logit
+    assert elle.ELLE(EPS, 5, adaptive=False).rule == Constant(5)
+
+
+def test_the_criterion_given_is_the_one_used():
+    x, y = images(8, shape=(12,))
+    reg = elle.ELLE(EPS, 1, adaptive=False, criterion=own_logit)
+    assert float(call(reg, Affine(), x, y).detach()) < 1e-10
+    assert float(call(elle.ELLE(EPS, 1, adaptive=False), Affine(), x, y).detach()) > 1e-9
+
+
+@pytest.mark.parametrize("eps", [0, -EPS, math.nan, math.inf, 8, 1.01])
+def test_a_bad_radius_is_refused_with_the_way_to_write_it(eps):
+    with pytest.raises(ValueError, match=r"eps is .*8/255"):
+        elle.ELLE(eps)
+
+
+def test_an_l2_radius_may_exceed_one():
+    elle.ELLE(2.5, norm="l2")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"weight": -1}, {"weight": math.nan}, {"decay": 2}, {"history": 2}, {"samples": 0}, {"alpha": 3}, {"norm": "l1"}],
+    ids=str,
+)
+def test_a_bad_option_is_refused_by_name(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        elle.ELLE(EPS, **options)
+
+
+@pytest.mark.parametrize("history", ["all", 4])
+def test_a_saved_and_restored_plug_in_continues_identically(model, data, history):
+    whole = elle.ELLE(EPS, weight=100, history=history)
+    expected = observe(whole, model, data, JUMP)
+    first = elle.ELLE(EPS, weight=100, history=history)
+    observe(first, model, data, JUMP[:6])
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second = elle.ELLE(EPS, weight=100, history=history)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    assert observe(second, model, data, JUMP[6:], seed=6) == expected[6:]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda reg: pickle.loads(pickle.dumps(reg))], ids=["copy", "pickle"])
+def test_a_copy_continues_identically_and_on_its_own(model, data, copied):
+    reg = elle.ELLE(EPS, weight=100)
+    observe(reg, model, data, JUMP[:6])
+    twin = copied(reg)
+    expected = observe(reg, model, data, JUMP[6:], seed=6)
+    assert observe(twin, model, data, JUMP[6:], seed=6) == expected
+
+
+class Token:
+    """Something a graph can hold and a weak reference can watch."""
+
+
+class Holding(torch.autograd.Function):
+    """The identity, whose node in the graph holds a token."""
+
+    @staticmethod
+    def forward(ctx, x, token):
+        ctx.token = token
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+def test_no_reference_to_the_graph_is_kept(model, data):
+    reg, tokens = elle.ELLE(EPS), []
+
+    def held(points):
+        token = Token()
+        tokens.append(weakref.ref(token))
+        return Holding.apply(model(points), token)
+
+    value = call(reg, held, *data)
+    assert tokens[0]() is not None, "the graph does not hold the token: the test shows nothing"
+    del value
+    gc.collect()
+    assert tokens[0]() is None
+    assert not any(buffer.requires_grad for buffer in reg.buffers())
+
+
+def test_the_network_is_not_registered_in_the_plug_in(model, data):
+    reg = elle.ELLE(EPS)
+    call(reg, model, *data)
+    assert list(reg.parameters()) == []
+    assert len(list(reg.modules())) == 1
+
+
+def test_accumulated_gradients_are_the_gradient_of_the_sum(data):
+    x, y = data
+    gradients = []
+    for accumulate in (True, False):
+        model, reg = smooth_net(64), elle.ELLE(EPS, weight=1e4, adaptive=False)
+        parts = [(x[:4], y[:4]), (x[4:], y[4:])]
+        if accumulate:
+            for seed, part in enumerate(parts):
+                call(reg, model, *part, seed).backward()
+        else:
+            sum(call(reg, model, *part, seed) for seed, part in enumerate(parts)).backward()
+        gradients.append(gradient(model))
+    assert gradients[1].any()
+    assert relative_distance(*gradients) < 1e-5
+
+
+def test_two_calls_before_one_backward_use_their_own_weights(model, data):
+    """The sixth call jumps and the seventh decays: the gradient is that of 100 * error_6 + 50 * error_7."""
+    reg = elle.ELLE(EPS, weight=100, decay=0.5)
+    observe(reg, model, data, JUMP[:5])
+    total = 0
+    for seed in (5, 6):
+        reg.eps = JUMP[seed]
+        total = total + call(reg, model, *data, seed)
+    total.backward()
+    found = gradient(model)
+    model.zero_grad()
+    for seed, weight in ((5, 100), (6, 50)):
+        torch.manual_seed(seed)
+        (weight * triplet_error(model, *data, JUMP[seed]).mean()).backward()
+    assert relative_distance(found, gradient(model)) < 1e-5
+
+
+def test_weight_zero_adds_nothing_to_the_gradient(model, data):
+    value = call(elle.ELLE(EPS, weight=0), model, *data)
+    value.backward()
+    assert float(value.detach()) == 0
+    assert not gradient(model).any()
+
+
+def test_a_compiled_network_gives_the_same_value(data):
+    model = conv_net().eval()
+    expected = call(elle.ELLE(EPS, 10, adaptive=False), model, *data)
+    compiled = torch.compile(model, backend="eager")
+    found = call(elle.ELLE(EPS, 10, adaptive=False), compiled, *data)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=0)
+
+
+def test_a_whole_compiled_step_gives_the_same_values_and_gradients(data):
+    x, y = data
+    runs = []
+    for wrap in (lambda f: f, lambda f: torch.compile(f, backend="aot_eager")):
+        model, reg = smooth_net(64), elle.ELLE(EPS, weight=100)
+
+        @wrap
+        def step(x, y, model=model, reg=reg):
+            return F.cross_entropy(model(x), y) + reg(model, x, y)
+
+        trace = []
+        for number in range(4):
+            torch.manual_seed(number)
+            model.zero_grad()
+            loss = step(x, y)
+            loss.backward()
+            trace += [loss.detach(), reg.error.clone(), reg.weight.clone(), gradient(model).norm()]
+        runs.append(torch.stack(trace))
+        torch._dynamo.reset()
+    torch.testing.assert_close(*runs, rtol=1e-3, atol=0)
+
+
+def test_a_bfloat16_autocast_does_not_change_the_error():
+    x, y = images(64)
+    model = trained(conv_net(), x, y, steps=12, lr=0.02).eval()
+    reg = elle.ELLE(EPS)
+    call(reg, model, x, y)
+    exact = float(reg.error)
+    with bfloat16_autocast():
+        value = F.cross_entropy(model(x), y) + call(reg, model, x, y)
+    value.backward()
+    assert float(reg.error) == pytest.approx(exact, rel=0.05)
+    assert gradient(model).isfinite().all()
+
+
+def test_it_works_under_no_grad(model, data):
+    reg = elle.ELLE(EPS, 10, adaptive=False)
+    with torch.no_grad():
+        value = call(reg, model, *data)
+    torch.testing.assert_close(value, 10 * reg.error, rtol=1e-4, atol=0)
+
+
+def test_its_description_names_the_radius_and_the_rule():
+    assert "eps=0.0313725" in repr(elle.ELLE(EPS))
+    assert "OnOff(value=4000.0" in repr(elle.ELLE(EPS))
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="EELLE"):
+        _ = elle.EELLE
+
+
+@pytest.mark.parametrize("name", elle.__all__)
+def test_every_public_name_resolves(name):
+    assert getattr(elle, name) is not None
+    assert name in dir(elle)

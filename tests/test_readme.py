@@ -1,0 +1,84 @@
+"""What the README shows works, and what it claims was measured."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from elle import cli
+from elle.config import load_config
+from elle.methods import METHODS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+COMMANDS = [line.split("  #")[0].strip() for language, text in BLOCKS if not language for line in text.splitlines()]
+PYTHON = [text for language, text in BLOCKS if language == "python"]
+
+
+def test_the_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ran = 0
+    for command in COMMANDS:
+        if command.startswith("elle ") and not mentions_files_of_the_user(command):
+            monkeypatch.setattr(sys, "argv", command.split())
+            with pytest.raises(SystemExit) as exit_code:
+                cli.main()
+            assert exit_code.value.code in (0, None), (command, capsys.readouterr().err)
+            ran += 1
+    assert ran >= 7
+
+
+def mentions_files_of_the_user(command: str) -> bool:
+    return "DATA" in command or "runs/mine" in command
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "root=DATA" in c])
+def test_commands_on_the_user_s_own_files_are_spelled_right(command):
+    words = [word for word in command.split() if "=" in word]
+    config = load_config(words).resolved()
+    assert (config.data, config.root, config.model) == ("cifar10", "DATA", "preact-resnet18")
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
+def test_make_targets_exist(command):
+    assert re.search(rf"^{command.split()[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_the_python_examples_run_as_printed():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10))
+    before = model[1].weight.detach().clone()
+    x, y = torch.rand(4, 3, 2, 2), torch.randint(10, (4,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    names = {"model": model, "x": x, "y": y, "loader": [(x, y)] * 3, "optimizer": optimizer}
+    for text in PYTHON:
+        exec(compile(text, "README.md", "exec"), names)
+    assert not torch.equal(model[1].weight, before)
+    assert 0 <= names["result"]["pgd-20"]["accuracy"] <= 1
+    assert len(PYTHON) == 2
+
+
+def test_the_methods_table_lists_every_row_with_its_cost():
+    table = README[README.index("## Methods") :]
+    for line in re.findall(r"^\| (`.*) \|$", table, re.MULTILINE):
+        cells = [cell.strip() for cell in line.split("|")]
+        names = re.findall(r"`([^`+]+)`", cells[0])
+        assert {METHODS[name].cost.total for name in names} == {int(cells[-1])}
+    assert all(f"`{name}`" in table for name in METHODS if "+" not in name)
+
+
+def test_the_results_table_is_what_was_measured():
+    (file,) = (ROOT / "benchmarks" / "results").glob("cifar10-short-nvidia-h200-*.json")
+    runs = {run["method"]: run for run in json.loads(file.read_text())["runs"] if run["seed"] == 0}
+    rows = re.findall(r"^\| `([\w-]+)` \| ([\d.]+) \| \**([\d.]+)\**.*? \| ([\d.]+) \|", README, re.MULTILINE)
+    assert [row[0] for row in rows] == ["fgsm", "n-fgsm", "elle-a"]
+    for method, clean, pgd, seconds in rows:
+        test = runs[method]["test"]
+        assert float(clean) == pytest.approx(100 * test["clean"]["accuracy"], abs=0.051)
+        assert float(pgd) == pytest.approx(100 * test["pgd-20"]["accuracy"], abs=0.051)
+        assert float(seconds) == pytest.approx(runs[method]["seconds_per_epoch"], abs=0.0051)
+        assert test["pgd-20"]["total"] == 10_000
