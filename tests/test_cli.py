@@ -102,7 +102,9 @@ def test_a_list_names_every_row_for_people_and_for_programs(elle, command, rows)
     assert [name for name in rows if name not in table.out] == []
 
 
-def test_the_doctor_names_what_is_there_and_what_is_missing(elle):
+def test_the_doctor_names_what_is_there_and_what_is_missing(elle, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ELLE_DATA", raising=False)
     rows = {row["what"]: row for row in json.loads(elle("doctor", "--json").out)}
     assert rows["elle"]["found"] == __version__
     assert rows["data digits"] == {
@@ -110,7 +112,7 @@ def test_the_doctor_names_what_is_there_and_what_is_missing(elle):
         "found": "1297 training and 500 test images",
         "advice": "",
     }
-    assert "not in" in rows["data cifar10"]["found"]
+    assert "no folder" in rows["data cifar10"]["found"]
     assert "ELLE_DATA" in rows["data cifar10"]["advice"]
     assert "data cifar10" in elle("doctor").out
 

@@ -30,9 +30,9 @@ def parse_radius(value: Any) -> float:
 
 
 def format_radius(eps: float) -> str:
-    """`8/255` where eps is a whole number of grey levels, otherwise the decimal."""
+    """`8/255` where eps is a whole number of grey levels and no short decimal such as 0.2; otherwise the decimal."""
     levels = round(eps * 255)
-    return f"{levels}/255" if levels > 0 and levels / 255 == eps else repr(eps)
+    return f"{levels}/255" if levels / 255 == eps and len(repr(eps)) > 5 else repr(eps)
 
 
 def check_radius(eps: float, norm: str) -> float:

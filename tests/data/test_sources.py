@@ -212,8 +212,15 @@ def test_digits_have_the_promised_split():
     assert data.classes == tuple("0123456789")
 
 
+def test_mnist5k_comes_with_the_package_balanced_and_split_without_overlap():
+    images = load_dataset("mnist5k")
+    assert (images.train.x.shape, images.test.x.shape) == ((4000, 1, 28, 28), (1000, 1, 28, 28))
+    assert (np.bincount(np.concatenate([images.train.y, images.test.y])) == 500).all()
+    assert not {one.tobytes() for one in images.train.x} & {one.tobytes() for one in images.test.x}
+
+
 def test_every_row_brings_the_same_settings():
-    keys = {"model", "eps", "epochs", "batch", "lr", "validation", "crop", "flip"}
+    keys = {"model", "eps", "epochs", "batch", "lr", "validation", "clip", "crop", "flip"}
     for name, row in DATASETS.items():
         assert row.name == name
         assert row.defaults.keys() == keys
@@ -221,9 +228,9 @@ def test_every_row_brings_the_same_settings():
 
 
 def test_an_unknown_name_gets_the_nearest_and_all():
-    with pytest.raises(InputError, match=r"did you mean 'cifar10'.*digits, cifar10"):
+    with pytest.raises(InputError, match=r"did you mean 'cifar10'.*digits, mnist5k, cifar10"):
         find_dataset("cifar-10")
-    with pytest.raises(InputError, match="digits, cifar10"):
+    with pytest.raises(InputError, match="digits, mnist5k, cifar10"):
         find_dataset("")
 
 

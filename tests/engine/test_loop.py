@@ -261,7 +261,7 @@ def test_colour_images_are_trained_on_with_crops_and_flips(settings, tmp_path):
     ("words", "name"),
     [
         (["data=cifar10", "method=fgsm", "seed=3"], "cifar10-fgsm-eps8-255-seed3"),
-        (["method=n-fgsm+elle-a"], "digits-n-fgsm+elle-a-eps0.3-seed0"),
+        (["method=n-fgsm+elle-a"], "digits-n-fgsm+elle-a-eps0.2-seed0"),
     ],
 )
 def test_a_run_directory_is_named_after_its_settings(words, name):
