@@ -223,14 +223,14 @@ def _write_report(
               "On the training batches: near 100 % means the network fools its own attack.", percent=True),
         chart("Training loss", "loss", "loss", "At the single-step adversarial points."),
         chart("How far the loss is from linear", "E_lin", "tracked_error",
-              "Local linearity error on the test images: it jumps when a network collapses.", log=True),
+              "Local linearity error on the test images: the signal ELLE-A watches.", log=True),
         chart("Weight of the penalty", "weight", "weight",
               "ELLE-A raises it when the error leaves its history, and lets it decay otherwise; FGSM has none."),
-        chart("Clean accuracy", "accuracy", "clean", "Alone it would not have shown anything.", percent=True),
+        chart("Clean accuracy", "accuracy", "clean", "Without any attack, for comparison.", percent=True),
     ]  # fmt: skip
     footer = (
         f"elle demo, seed {config.seed}: {config.model} on 4,000 images of MNIST, "
         f"eps {format_radius(config.eps or 0)}, {config.epochs} epochs of batch {config.batch}. "
         f"Every number on this page was measured in this run."
     )
-    write_page(path, "Catastrophic overfitting, and how ELLE-A avoids it", verdict, [table, *charts], footer)
+    write_page(path, "Catastrophic overfitting: FGSM and ELLE-A side by side", verdict, [table, *charts], footer)
