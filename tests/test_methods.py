@@ -9,7 +9,7 @@ from torch import nn
 
 from elle.core.attacks import SignStep
 from elle.core.controller import Constant, OnOff
-from elle.core.linearity import Triplet
+from elle.core.linearity import Linearity
 from elle.errors import InputError
 from elle.methods import METHODS, Cost, configured, find_method
 from tests.networks import conv_net, gradient, images
@@ -148,7 +148,7 @@ def test_either_penalty_can_be_added_to_a_row_without_one(base, penalty, rule):
     method = find_method(f"{base}+{penalty}")
     assert (method.name, method.penalty, method.weight) == (f"{base}+{penalty}", penalty, rule)
     assert method.attack == METHODS[base].attack
-    assert method.regulariser == Triplet()
+    assert method.regulariser == Linearity()
 
 
 @pytest.mark.parametrize("penalty", ["elle", "elle-a"])
@@ -214,7 +214,7 @@ def test_options_replace_fields_of_their_part_alone():
     }
     method = configured("n-fgsm+elle-a", options=options)
     assert method.attack == SignStep(noise=3, project=False, clip=True)
-    assert method.regulariser == Triplet(samples=2, alpha=0.5)
+    assert method.regulariser == Linearity(samples=2, alpha=0.5)
     assert method.weight == OnOff(4000, decay=0.9, history=500)
     assert METHODS["n-fgsm+elle-a"].attack == SignStep(noise=2, project=False)
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import elle
 from elle.core.controller import Constant, OnOff
-from elle.core.linearity import Triplet, triplet_error
+from elle.core.linearity import Linearity, triplet_error
 from tests.networks import (
     Affine,
     bfloat16_autocast,
@@ -112,7 +112,7 @@ def test_before_the_first_call_there_is_no_error():
 def test_the_defaults_are_those_of_the_paper():
     reg = elle.ELLE(EPS)
     assert reg.rule == OnOff(4000, decay=0.99, sensitivity=2.0, history=None)
-    assert reg.regulariser == Triplet(samples=1, alpha="uniform", norm="linf", clip=False)
+    assert reg.regulariser == Linearity(samples=1, alpha="uniform", norm="linf", clip=False)
 
 
 def test_every_option_reaches_its_part():
@@ -120,7 +120,7 @@ def test_every_option_reaches_its_part():
         EPS, 5, samples=2, alpha=0.5, norm="l2", history=10, decay=0.5, sensitivity=1.0, criterion=own_logit, clip=True
     )
     assert reg.rule == OnOff(5, 0.5, 1.0, 10)
-    assert reg.regulariser == Triplet(2, 0.5, "l2", True)
+    assert reg.regulariser == Linearity(2, 0.5, "l2", True)
     assert reg.criterion is own_logit
     assert elle.ELLE(EPS, 5, adaptive=False).rule == Constant(5)
 
@@ -144,7 +144,7 @@ def test_an_l2_radius_may_exceed_one():
 
 @pytest.mark.parametrize(
     "options",
-    [{"weight": -1}, {"weight": math.nan}, {"decay": 2}, {"history": 2}, {"samples": 0}, {"alpha": 3}, {"norm": "l1"}],
+    [{"weight": -1}, {"weight": math.nan}, {"decay": 2}, {"history": 2}, {"samples": 0}, {"alpha": 3}, {"norm": "l0"}],
     ids=str,
 )
 def test_a_bad_option_is_refused_by_name(options):

@@ -141,7 +141,7 @@ def evaluate(
 ) -> None:
     """Measure a trained network's accuracy without and under attack; also written to DIR/evaluation.json.
 
-    Example: elle evaluate runs/digits-elle-a-eps0.3-seed0 --attack clean,fgsm,pgd-20,pgd-50-10
+    Example: elle evaluate runs/digits-elle-a-eps0.2-seed0 --attack clean,fgsm,pgd-20,pgd-50-10
     """
     from elle.engine.checkpoint import write_json
     from elle.evaluation.evaluate import evaluate as measure
@@ -167,6 +167,7 @@ def evaluate(
 @app.command()
 def metrics(
     directory: RunDirectory,
+    metric: Annotated[str, typer.Option(help="Which ones, with commas, or all.")] = "all",
     eps: Eps = None,
     limit: Limit = None,
     root: Root = None,
@@ -176,21 +177,22 @@ def metrics(
 ) -> None:
     """Measure how linear a trained network's loss is around the test images.
 
-    Example: elle metrics runs/digits-elle-a-eps0.3-seed0
+    Example: elle metrics runs/digits-elle-a-eps0.2-seed0 --metric error,misalignment
     """
-    from elle.evaluation.metrics import linearity_metrics
+    from elle.evaluation.metrics import METRICS, linearity_metrics, parse_metrics
 
+    parse_metrics(metric)
     trained, x, y, radius = _trained(directory, eps, limit, root, device)
-    result = linearity_metrics(trained.model, x, y, radius, norm=trained.config.norm, seed=seed)
+    result = linearity_metrics(trained.model, x, y, radius, metric=metric, norm=trained.config.norm, seed=seed)
     if as_json:
         _print_json({"eps": radius, "norm": trained.config.norm, "seed": seed, "metrics": result})
         return
-    columns = ["mean", "std", "q05", "q25", "q50", "q75", "q95"]
+    columns = ["mean", "std", "q05", "q50", "q95"]
     rows = [
-        [name, *(f"{one.get(key, float('nan')):.3g}" for key in columns), str(one["undefined"])]
+        [name, *(f"{one.get(key, float('nan')):.3g}" for key in columns), str(one["undefined"]), METRICS[name][0]]
         for name, one in result.items()
     ]
-    _print_table(["metric", *columns, "undefined"], rows)
+    _print_table(["metric", *columns, "undefined", "what it is"], rows)
 
 
 def _trained(directory: Path, eps: str | None, limit: int | None, root: str | None, device: str) -> Any:

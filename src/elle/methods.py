@@ -11,7 +11,7 @@ from torch import Tensor
 
 from elle.core.attacks import SignStep
 from elle.core.controller import Constant, OnOff
-from elle.core.linearity import Triplet, triplet_error
+from elle.core.linearity import Linearity, triplet_error
 from elle.core.losses import adversarial_cross_entropy
 from elle.errors import InputError, nearest
 
@@ -46,7 +46,7 @@ class Method:
     attack: SignStep | None
     cost: Cost
     loss: Loss = adversarial_cross_entropy
-    regulariser: Triplet | None = None
+    regulariser: Linearity | None = None
     weight: Constant | OnOff | None = None
 
     @property

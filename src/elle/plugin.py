@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from elle.core.controller import Constant, OnOff
-from elle.core.linearity import Criterion, Norm, Triplet, cross_entropy
+from elle.core.linearity import Criterion, Linearity, Norm, cross_entropy
 
 
 class ELLE(nn.Module):
@@ -52,7 +52,7 @@ class ELLE(nn.Module):
             raise ValueError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
         self.eps = eps
         self.criterion = criterion
-        self.regulariser = Triplet(samples, alpha, norm, clip)
+        self.regulariser = Linearity(samples, alpha, norm, clip)
         self.rule: Constant | OnOff = Constant(weight)
         if adaptive:
             self.rule = OnOff(weight, decay, sensitivity, None if history == "all" else history)

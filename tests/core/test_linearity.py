@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from elle.core.linearity import Triplet, gradient_misalignment, triplet_error, uniform_in_ball
+from elle.core.linearity import Linearity, gradient_misalignment, triplet_error, uniform_in_ball
 from tests.networks import Affine, Quadratic, bfloat16_autocast, conv_net, images, own_logit, smooth_net, trained
 
 EPS = 0.1
@@ -39,7 +39,7 @@ class Recorder(torch.nn.Module):
 @pytest.mark.parametrize("alpha", ["uniform", 0.3])
 def test_the_error_is_zero_where_the_loss_is_affine(norm, alpha):
     x, y = batch()
-    error = Triplet(norm=norm, alpha=alpha)(Affine(), x, y, EPS, own_logit)
+    error = Linearity(norm=norm, alpha=alpha)(Affine(), x, y, EPS, own_logit)
     assert error.shape == (6,)
     assert error.abs().max() < 1e-10
 
@@ -47,7 +47,7 @@ def test_the_error_is_zero_where_the_loss_is_affine(norm, alpha):
 @pytest.mark.parametrize("alpha", ["uniform", 0.3])
 def test_in_double_the_error_of_an_affine_loss_is_zero_to_double_precision(alpha):
     x, y = batch(dtype=torch.float64)
-    error = Triplet(alpha=alpha)(Affine().double(), x, y, EPS, own_logit)
+    error = Linearity(alpha=alpha)(Affine().double(), x, y, EPS, own_logit)
     assert error.sqrt().max() < 1e-12
 
 
@@ -61,7 +61,7 @@ def test_the_error_of_a_quadratic_has_its_closed_form(alpha, norm):
     d = torch.sub(*offsets(x, seed=5, eps=1.0, norm=norm)).flatten(1).double()
     gap = -alpha * (1 - alpha) * torch.einsum("bi,ij,bj->b", d, model.matrix.double(), d)
     torch.manual_seed(5)
-    error = Triplet(alpha=alpha, norm=norm)(model, x, y, 1.0, own_logit)
+    error = Linearity(alpha=alpha, norm=norm)(model, x, y, 1.0, own_logit)
     torch.testing.assert_close(error.double(), gap.square(), rtol=1e-3, atol=1e-9)
 
 
@@ -71,7 +71,7 @@ def test_a_uniform_alpha_averages_to_a_thirtieth_of_the_squared_curvature():
     y = torch.zeros(20_000, dtype=torch.long)
     model = Quadratic(1)
     torch.manual_seed(0)
-    error = Triplet()(model, x, y, 1.0, own_logit).mean()
+    error = Linearity()(model, x, y, 1.0, own_logit).mean()
     fourth_moment = 16 / 15  # of the difference of two Unif[-1, 1]
     expected = float(model.matrix.detach()) ** 2 * fourth_moment / 30
     assert float(error.detach()) == pytest.approx(expected, rel=0.06)
@@ -142,16 +142,16 @@ def test_l2_offsets_fill_the_ball_uniformly():
 
 def test_an_unknown_norm_of_the_ball_is_refused():
     with pytest.raises(ValueError, match="linf"):
-        uniform_in_ball(torch.zeros(2, 3), EPS, "l1")
+        uniform_in_ball(torch.zeros(2, 3), EPS, "l0")
 
 
 def test_two_samples_are_averaged_for_each_image():
     x, y = batch(classes=1)
     twice, model = x.repeat(2, 1, 1, 1), Quadratic()
     torch.manual_seed(7)
-    single = Triplet()(model, twice, y.repeat(2), EPS, own_logit)
+    single = Linearity()(model, twice, y.repeat(2), EPS, own_logit)
     torch.manual_seed(7)
-    averaged = Triplet(samples=2)(model, x, y, EPS, own_logit)
+    averaged = Linearity(samples=2)(model, x, y, EPS, own_logit)
     torch.testing.assert_close(averaged, single.view(2, 6).mean(0), rtol=1e-4, atol=1e-12)
 
 
@@ -159,7 +159,7 @@ def test_two_samples_are_averaged_for_each_image():
 def test_all_points_pass_the_network_in_one_forward(samples):
     model = Recorder(smooth_net())
     x, y = batch(5)
-    Triplet(samples=samples)(model, x, y, EPS)
+    Linearity(samples=samples)(model, x, y, EPS)
     assert [len(points) for points in model.inputs] == [3 * samples * 5]
 
 
@@ -167,8 +167,8 @@ def test_all_points_pass_the_network_in_one_forward(samples):
 def test_the_three_points_are_in_the_ball_and_on_a_line(norm):
     model = Recorder(smooth_net())
     x, y = batch(5)
-    Triplet(norm=norm, alpha=0.25)(model, x, y, EPS)
-    x_a, x_b, x_c = model.inputs[0].chunk(3)
+    Linearity(norm=norm, alpha=0.25)(model, x, y, EPS)
+    x_a, x_c, x_b = model.inputs[0].chunk(3)
     torch.testing.assert_close(x_c, 0.75 * x_a + 0.25 * x_b)
     for points in (x_a, x_b, x_c):
         length = (points - x).flatten(1).norm(dim=1, p=math.inf if norm == "linf" else 2)
@@ -180,7 +180,7 @@ def test_clip_keeps_the_points_inside_the_pixel_range():
     for clip in (True, False):
         model = Recorder(smooth_net())
         x, y = batch()
-        Triplet(clip=clip)(model, x.round(), y, EPS)
+        Linearity(clip=clip)(model, x.round(), y, EPS)
         points[clip] = model.inputs[0]
     assert points[True].min() >= 0
     assert points[True].max() <= 1
@@ -197,12 +197,12 @@ def test_a_criterion_without_one_loss_an_image_is_refused(criterion):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"samples": 0}, {"alpha": 1.5}, {"alpha": -0.1}, {"alpha": math.nan}, {"alpha": "half"}, {"norm": "l1"}],
+    [{"samples": 0}, {"alpha": 1.5}, {"alpha": -0.1}, {"alpha": math.nan}, {"alpha": "half"}, {"norm": "l0"}],
     ids=str,
 )
 def test_a_bad_setting_is_refused_by_name(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
-        Triplet(**arguments)
+        Linearity(**arguments)
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 2, 2), (1, 12), (2, 12)])
@@ -227,7 +227,7 @@ def test_a_tensor_radius_is_the_same_as_a_number():
 def test_a_compiler_does_not_merge_the_two_random_points(norm):
     """Were x_a = x_b, the error would be 0 and the penalty would do nothing, silently."""
     x, y = batch()
-    model, error = smooth_net(), Triplet(norm=norm)
+    model, error = smooth_net(), Linearity(norm=norm)
     values = []
     for function in (error, torch.compile(error, backend="aot_eager")):
         torch.manual_seed(0)

@@ -267,3 +267,13 @@ def test_colour_images_are_trained_on_with_crops_and_flips(settings, tmp_path):
 def test_a_run_directory_is_named_after_its_settings(words, name):
     directory = run_directory(load_config(words).resolved())
     assert (directory.parent.name, directory.name) == ("runs", name)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["form=2p", "form=5-point", "alpha=max", "alpha=0.5", "on=logits", "power=smooth-l1", "norm=l1", "samples=2"],
+)
+def test_every_variant_of_the_penalty_trains(settings, tmp_path, option):
+    train(settings("method=elle", "weight=1", f"method.regulariser.{option}", "max_steps=3"))
+    (record,) = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert record["error"] > 0

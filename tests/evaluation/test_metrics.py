@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from elle.core.linearity import Triplet
+from elle.core.linearity import Linearity
+from elle.errors import InputError
 from elle.evaluation import metrics
-from elle.evaluation.metrics import linearity_metrics, mean_error, summary
+from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error, parse_metrics, summary
 from tests.networks import Affine, conv_net, images, smooth_net, trained
 
 EPS = 8 / 255
@@ -43,7 +44,7 @@ def test_the_error_is_that_of_the_training_penalty(model, data):
     torch.manual_seed(5)
     model.eval()
     with torch.no_grad():
-        error = Triplet()(model, *data, EPS).double()
+        error = Linearity()(model, *data, EPS).double()
     result = linearity_metrics(model, *data, EPS, seed=5)
     assert result["error"]["mean"] == pytest.approx(float(error.mean()), rel=1e-5)
     assert result["error_abs"]["mean"] == pytest.approx(float(error.sqrt().mean()), rel=1e-5)
@@ -85,11 +86,7 @@ def test_metrics_work_under_no_grad(model, data):
 @pytest.mark.parametrize("batch", [1, 7, 40])
 def test_images_come_in_batches_and_all_are_counted(model, data, batch):
     result = linearity_metrics(model, *data, EPS, batch=batch)
-    assert {name: entry["count"] for name, entry in result.items()} == {
-        "error": 40,
-        "error_abs": 40,
-        "misalignment": 40,
-    }
+    assert {name: entry["count"] for name, entry in result.items()} == dict.fromkeys(METRICS, 40)
 
 
 def test_the_mean_error_is_the_mean_of_the_training_penalty(data):
@@ -98,13 +95,13 @@ def test_the_mean_error_is_the_mean_of_the_training_penalty(data):
     found = mean_error(model, *data, 1.0)
     torch.manual_seed(0)
     with torch.no_grad():
-        assert found == pytest.approx(float(Triplet()(model, *data, 1.0).mean()))
+        assert found == pytest.approx(float(Linearity()(model, *data, 1.0).mean()))
 
 
 @pytest.mark.parametrize("batch", [1, 7, 40, 100])
 def test_the_mean_error_weighs_all_images_alike_whatever_the_batch(data, batch, monkeypatch):
     """With an error that is known for each image, a smaller last batch does not count for more."""
-    monkeypatch.setattr(metrics, "_no_grad_error", lambda model, x, *_: x.flatten(1).mean(1))
+    monkeypatch.setitem(metrics.METRICS, "error", ("", lambda model, x, *_: x.flatten(1).mean(1)))
     assert mean_error(smooth_net(64), *data, EPS, batch=batch) == pytest.approx(float(data[0].mean()))
 
 
@@ -131,3 +128,22 @@ def test_a_summary_leaves_out_what_is_undefined():
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_summary_of_nothing_defined_has_only_counts(count):
     assert summary(torch.full((count,), math.nan)) == {"count": 0, "undefined": count}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_is_the_same_alone_and_among_others(model, data, name):
+    alone = linearity_metrics(model, *data, EPS, metric=name)
+    assert math.isfinite(alone[name]["mean"])
+    assert alone == {name: linearity_metrics(model, *data, EPS, metric=f"error,{name}")[name]}
+
+
+def test_the_worst_alpha_gives_the_larger_error(model, data):
+    result = linearity_metrics(model, *data, EPS, metric="error,error_max")
+    assert result["error_max"]["mean"] > result["error"]["mean"]
+
+
+@pytest.mark.parametrize(("names", "words"), [("eror", "did you mean 'error'"), ("", "no metric given")])
+def test_unknown_metrics_are_refused(names, words):
+    with pytest.raises(InputError, match=words):
+        parse_metrics(names)
+    assert parse_metrics("all") == list(METRICS)

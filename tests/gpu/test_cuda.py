@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import elle
-from elle.core.linearity import Triplet
+from elle.core.linearity import Linearity
 from elle.data.resident import Resident
 from elle.data.sources import Split
 from elle.engine.runtime import GraphedStep, autocast, prepare_device
@@ -126,6 +126,6 @@ def test_reduced_precision_does_not_change_the_error(precision):
         prepare_device(DEVICE, kind)
         torch.manual_seed(2)
         with torch.no_grad(), autocast(DEVICE, kind):
-            return float(Triplet()(step.model, x, y, 16 / 255).mean())
+            return float(Linearity()(step.model, x, y, 16 / 255).mean())
 
     assert error(precision) == pytest.approx(error("fp32"), rel=0.05)

@@ -1,4 +1,8 @@
-"""Local-linearity errors of the loss inside a ball; a regulariser and a metric are the same function."""
+"""Local-linearity errors of the loss inside a ball; a regulariser and a metric are the same function.
+
+Every error is one value an image, [B]; its mean over the batch is a regulariser. Those that differentiate an input
+gradient (double backpropagation) keep its graph only with `differentiable=True`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Norm = Literal["linf", "l2"]
+Model = Callable[[Tensor], Tensor]
+Norm = Literal["linf", "l2", "l1"]
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -21,80 +26,165 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 def uniform_in_ball(x: Tensor, eps: float | Tensor, norm: Norm = "linf") -> Tensor:
     """Offsets drawn uniformly from the ball of radius eps, one for each image of x [B, ...]."""
+    # Not uniform_ or randn_like: torch.compile (2.13, aot_eager) takes two such draws for the same value.
     if norm == "linf":
-        # Not uniform_ or randn_like: torch.compile (2.13, aot_eager) takes two such draws for the same value.
         return (2 * torch.rand_like(x) - 1) * eps
     if norm == "l2":
         # A Gaussian direction and the radius U^(1/d): the volume inside radius r grows as r^d.
         direction = torch.randn(x.shape, dtype=x.dtype, device=x.device)
-        axes = tuple(range(1, x.dim()))
-        length = direction.square().sum(axes, keepdim=True).sqrt()
-        radius = torch.rand_like(length) ** (1 / x[0].numel())
-        return direction / length * radius * eps
-    raise ValueError(f"norm is {norm!r}; it must be 'linf' or 'l2'")
+        length = _sum(direction.square(), x).sqrt()
+        return direction / length * torch.rand_like(length) ** (1 / x[0].numel()) * eps
+    if norm == "l1":
+        # d + 1 exponentials over their sum are uniform on a simplex; leaving one out fills it, signs fill the ball.
+        exponential = -torch.log1p(-torch.rand_like(x))
+        total = _sum(exponential, x)
+        total = total - torch.log1p(-torch.rand_like(total))
+        return exponential / total * torch.sign(torch.rand_like(x) - 0.5) * eps
+    raise ValueError(f"norm is {norm!r}; it must be 'linf', 'l2' or 'l1'")
+
+
+def _sum(values: Tensor, x: Tensor) -> Tensor:
+    return values.sum(tuple(range(1, x.dim())), keepdim=True)
 
 
 @dataclass(frozen=True)
-class Triplet:
-    """The local, linear approximation error of the loss at three points of the ball (Definition 1, Algorithm 1).
+class Linearity:
+    """The local, linear approximation error at random points of the ball (Definition 1, Algorithm 1).
 
     x_a, x_b ~ Unif(ball(x, eps)), x_c = (1-a) x_a + a x_b, a ~ Unif[0, 1] for each image:
-    E = (L(x_c) - (1-a) L(x_a) - a L(x_b))^2
+    E = |h(x_c) - (1-a) h(x_a) - a h(x_b)|^power, with h the loss
     """
 
     samples: int = 1
-    """Triplets drawn for each image; their errors are averaged."""
-    alpha: Literal["uniform"] | float = "uniform"
-    """Position of x_c on the segment: drawn for each image, or fixed."""
+    """Pairs x_a, x_b drawn for each image; their errors are averaged."""
+    alpha: Literal["uniform", "max"] | float = "uniform"
+    """Position of x_c: drawn for each image, fixed, or the worst one (10 signed steps of 0.1 from a random start)."""
     norm: Norm = "linf"
     clip: bool = False
     """Keep the points in [0, 1]: the paper does on ImageNet, not on CIFAR and SVHN."""
+    form: Literal["triplet", "2p", "5-point"] = "triplet"
+    """2p (Eq. 6): x_b is the adversarial point; 5-point (Definition 3): the fourth-order second difference."""
+    power: Literal[1, 2, "smooth-l1"] = 2
+    on: Literal["loss", "logits"] = "loss"
+    """h: the loss, or the vector of logits, whose gap is measured in the l2 norm."""
 
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ValueError(f"samples is {self.samples}; it must be at least 1")
-        if self.alpha != "uniform" and not (isinstance(self.alpha, (int, float)) and 0 <= self.alpha <= 1):
-            raise ValueError(f"alpha is {self.alpha!r}; it must be 'uniform' or a number from 0 to 1")
-        if self.norm not in ("linf", "l2"):
-            raise ValueError(f"norm is {self.norm!r}; it must be 'linf' or 'l2'")
+        fixed = isinstance(self.alpha, (int, float)) and 0 <= self.alpha <= 1
+        if self.alpha not in ("uniform", "max") and not fixed:
+            raise ValueError(f"alpha is {self.alpha!r}; it must be 'uniform', 'max' or a number from 0 to 1")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                words = ", ".join(map(repr, allowed))
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {words}")
+        if self.form == "5-point" and self.alpha != "uniform":
+            raise ValueError("the 5-point form has fixed positions; leave alpha out")
+        if self.form == "2p" and self.samples != 1:
+            raise ValueError("the 2p form has one adversarial point for each image; leave samples at 1")
 
     def __call__(
         self,
-        model: Callable[[Tensor], Tensor],
+        model: Model,
         x: Tensor,
         y: Tensor,
         eps: float | Tensor,
         criterion: Criterion = cross_entropy,
+        adversarial: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """The error of each image, [B]; its mean over the batch is the regulariser."""
+        """The error of each image, [B]; the 2p form is given (x_adv, logits at x_adv), the others ignore it."""
         images = len(x)
-        x = x.repeat(self.samples, *[1] * (x.dim() - 1))
+        x, y = x.repeat(self.samples, *[1] * (x.dim() - 1)), y.repeat(self.samples)
         x_a, x_b = x + uniform_in_ball(x, eps, self.norm), x + uniform_in_ball(x, eps, self.norm)
         if self.clip:
             x_a, x_b = x_a.clamp(0, 1), x_b.clamp(0, 1)
-        a = torch.rand(len(x), device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
-        if self.alpha != "uniform":
+
+        def h(points: Tensor, labels: Tensor) -> Tensor:
+            return self._function(_logits_with_ten_mantissa_bits(model, points), labels, criterion)
+
+        if self.form == "2p":
+            if adversarial is None:
+                raise ValueError("the 2p form needs the adversarial points and their logits")
+            x_b = adversarial[0]
+        positions, coefficients = self._stencil(h, x_a, x_b, y)
+        points = [x_a.lerp(x_b, _like(position, x)) for position in positions]
+        if self.form == "2p" and adversarial is not None:
+            # The adversarial forward has been made already: two points for the price of the third.
+            values = [*h(torch.cat(points[:-1]), y.repeat(2)).chunk(2), self._function(adversarial[1], y, criterion)]
+        else:
+            # One forward of all points: BatchNorm sees them as one batch, and the device is used better.
+            values = list(h(torch.cat(points), y.repeat(len(points))).chunk(len(points)))
+        gap = sum(_like(c, value) * value for c, value in zip(coefficients, values, strict=True))
+        assert isinstance(gap, Tensor)
+        return self._size(gap).view(self.samples, images).mean(0)
+
+    def _stencil(
+        self, h: Callable[[Tensor, Tensor], Tensor], x_a: Tensor, x_b: Tensor, y: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Positions on the segment from x_a to x_b and the coefficients of h there, [B] each; x_b's come last."""
+        a = torch.rand(len(y), device=y.device, dtype=torch.promote_types(x_a.dtype, torch.float32))
+        zero, one = torch.zeros_like(a), torch.ones_like(a)
+        if self.form == "5-point":
+            # The spacing is a quarter of the segment, so this is 1/16 of the second directional derivative
+            # at its middle; the paper's Proposition 2 says 1/25.
+            weights = (-1 / 12, 4 / 3, -5 / 2, 4 / 3, -1 / 12)
+            return [zero + k / 4 for k in range(5)], [one * weight for weight in weights]
+        if self.alpha == "max":
+            a = self._worst(h, x_a, x_b, y, a)
+        elif self.alpha != "uniform":
             a = torch.full_like(a, self.alpha)
-        position = a.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
-        x_c = (1 - position) * x_a + position * x_b
-        # One forward of all points: BatchNorm sees them as one batch, and the device is used better.
-        points, labels = torch.cat([x_a, x_b, x_c]), y.repeat(3 * self.samples)
-        loss = criterion(_logits_with_ten_mantissa_bits(model, points), labels)
-        if loss.shape != labels.shape:
+        return [zero, a, one], [a - 1, one, -a]
+
+    def _worst(self, h: Callable[[Tensor, Tensor], Tensor], x_a: Tensor, x_b: Tensor, y: Tensor, a: Tensor) -> Tensor:
+        """The position in [0, 1] whose gap is largest, by 10 signed-gradient steps of 0.1 (Appendix B.3)."""
+        with torch.no_grad():
+            h_a, h_b = h(torch.cat([x_a, x_b]), y.repeat(2)).chunk(2)
+        for _ in range(10):
+            with torch.enable_grad():
+                a = a.detach().requires_grad_()
+                at = h(x_a.detach().lerp(x_b.detach(), _like(a, x_a)), y)
+                gap = at - (1 - _like(a, h_a)) * h_a - _like(a, h_b) * h_b
+                (gradient,) = torch.autograd.grad(gap.square().sum(), a)
+            a = (a.detach() + 0.1 * gradient.sign()).clamp(0, 1)
+        return a
+
+    def _function(self, logits: Tensor, y: Tensor, criterion: Criterion) -> Tensor:
+        if self.on == "logits":
+            return logits
+        loss = criterion(logits, y)
+        if loss.shape != y.shape:
             raise ValueError(
                 f"criterion returned shape {tuple(loss.shape)}; it must return one loss for each image "
                 f"(for example torch.nn.CrossEntropyLoss(reduction='none'))"
             )
-        loss_a, loss_b, loss_c = loss.chunk(3)
-        gap = loss_c - (1 - a) * loss_a - a * loss_b
-        return gap.square().view(self.samples, images).mean(0)
+        return loss
+
+    def _size(self, gap: Tensor) -> Tensor:
+        if self.power == 2:
+            return gap.square() if self.on == "loss" else gap.square().sum(1)
+        # linalg's norm has gradient 0 at 0, where a square root's would be infinite.
+        length = gap.abs() if self.on == "loss" else torch.linalg.vector_norm(gap, dim=1)
+        if self.power == 1:
+            return length
+        return F.smooth_l1_loss(length, torch.zeros_like(length), reduction="none")
 
 
-triplet_error = Triplet()
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "norm": ("linf", "l2", "l1"),
+    "form": ("triplet", "2p", "5-point"),
+    "power": (1, 2, "smooth-l1"),
+    "on": ("loss", "logits"),
+}
+triplet_error = Linearity()
 
 
-def _logits_with_ten_mantissa_bits(model: Callable[[Tensor], Tensor], points: Tensor) -> Tensor:
-    """float32 logits; leaves a bf16 autocast for the forward.
+def _like(values: Tensor, x: Tensor) -> Tensor:
+    """One number an image, [B], shaped and typed to multiply x [B, ...]."""
+    return values.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
+
+
+def _logits_with_ten_mantissa_bits(model: Model, points: Tensor) -> Tensor:
+    """Logits in float32 (or float64); leaves a bf16 autocast for the forward.
 
     The error is a difference of nearly equal losses: bf16's 7 mantissa bits add a floor above the signal,
     while fp16 and TF32, with 10, do not.
@@ -107,15 +197,79 @@ def _logits_with_ten_mantissa_bits(model: Callable[[Tensor], Tensor], points: Te
         return logits if logits.dtype is torch.float64 else logits.float()
 
 
+def input_gradient(model: Model, x: Tensor, y: Tensor, differentiable: bool = False) -> Tensor:
+    """The gradient of each image's loss with respect to that image, [B, ...]."""
+    with torch.enable_grad():
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        loss = cross_entropy(_logits_with_ten_mantissa_bits(model, x), y).sum()
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=differentiable)
+    return gradient
+
+
 def gradient_misalignment(
-    model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf"
+    model: Model, x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf", differentiable: bool = False
 ) -> Tensor:
-    """1 - cos(grad L(x), grad L(x + eta)), eta ~ Unif(ball), for each image (Eq. 5); NaN where a gradient is 0."""
-    gradients = []
-    for point in (x, x + uniform_in_ball(x, eps, norm)):
-        with torch.enable_grad():
-            point = point.detach().requires_grad_()
-            loss = cross_entropy(model(point).float(), y).sum()
-            gradients.append(torch.autograd.grad(loss, point)[0].flatten(1).double())
-    g, h = gradients
+    """1 - cos(grad L(x), grad L(x + eta)), eta ~ Unif(ball) (Eq. 5, GradAlign); NaN where a gradient is 0.
+
+    The first gradient is a constant for differentiation, as in GradAlign's own code.
+    """
+    g = input_gradient(model, x, y).flatten(1).double()
+    h = input_gradient(model, x + uniform_in_ball(x, eps, norm), y, differentiable).flatten(1).double()
     return 1 - (g * h).sum(1) / (g.square().sum(1) * h.square().sum(1)).sqrt()
+
+
+def finite_difference_misalignment(
+    model: Model, x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf", sigma: float = 1e-3
+) -> Tensor:
+    """Eq. 8: misalignment from loss differences along two Gaussian directions; its gradient is 0 almost everywhere."""
+    shifted = x + uniform_in_ball(x, eps, norm)
+    u, v = (torch.randn(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    points = torch.cat([x + sigma * u, x, shifted + sigma * v, shifted])
+    loss = cross_entropy(_logits_with_ten_mantissa_bits(model, points), y.repeat(4))
+    near, here, far, there = loss.chunk(4)
+    u, v = u.flatten(1), v.flatten(1)
+    cosine = (u * v).sum(1) / (u.square().sum(1) * v.square().sum(1)).sqrt()
+    return 1 - torch.sign((near - here) * (far - there)) * cosine
+
+
+def directional_curvature(model: Model, x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf") -> Tensor:
+    """v^T H v of the loss at x, v = x_a - x_b with both ends uniform in the ball (Definition 2), by double backward."""
+    v = uniform_in_ball(x, eps, norm) - uniform_in_ball(x, eps, norm)
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        slope = (input_gradient(model, x, y, differentiable=True) * v).sum()
+        if not slope.requires_grad:  # a loss that is affine in x has no second derivative to ask for
+            return torch.zeros(len(x), device=x.device, dtype=x.dtype)
+        (product,) = torch.autograd.grad(slope, x, allow_unused=True)
+    if product is None:
+        return torch.zeros(len(x), device=x.device, dtype=x.dtype)
+    return (product * v).flatten(1).sum(1)
+
+
+def taylor_gap(
+    model: Model, x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf", differentiable: bool = False
+) -> Tensor:
+    """(L(x + d) - L(x) - d^T grad L(x))^2, d ~ Unif(ball): LLR's term in the paper's form (Proposition 3)."""
+    d = uniform_in_ball(x, eps, norm)
+    gradient = input_gradient(model, x, y, differentiable)
+    loss = cross_entropy(_logits_with_ten_mantissa_bits(model, torch.cat([x + d, x])), y.repeat(2))
+    there, here = loss.chunk(2)
+    return (there - here - (d * gradient).flatten(1).sum(1)).square()
+
+
+def gradient_difference(
+    model: Model, x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf", differentiable: bool = False
+) -> Tensor:
+    """||grad L(x) - grad L(x_FGSM)||^2, x_FGSM = x + eps sign(grad L(x)): CURE's term (its l2 form for norm l2)."""
+    g = input_gradient(model, x, y, differentiable)
+    direction = g.detach().sign()
+    if norm == "l2":
+        direction = g.detach() / _sum(g.detach().square(), x).sqrt().clamp(min=1e-30)
+    h = input_gradient(model, x + eps * direction, y, differentiable)
+    return (g - h).square().flatten(1).sum(1)
+
+
+def gradient_norm(model: Model, x: Tensor, y: Tensor, differentiable: bool = False) -> Tensor:
+    """||grad L(x)||_2, the penalty of Ross & Doshi-Velez and Simon-Gabriel et al."""
+    norm: Tensor = torch.linalg.vector_norm(input_gradient(model, x, y, differentiable).flatten(1), dim=1)
+    return norm

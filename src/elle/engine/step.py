@@ -62,7 +62,7 @@ class Step:
             loss, logits = method.loss(model, x, y, x_adv)
             total = loss
             if method.regulariser is not None and method.weight is not None:
-                error = method.regulariser(model, x, y, self.eps).mean()
+                error = method.regulariser(model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
                 rule = method.weight.update(self.rule, error.detach())
                 # A copy: `rule` is overwritten in place below, before the backward that reads the weight.
                 weight, threshold = rule["weight"].clone(), rule["threshold"]

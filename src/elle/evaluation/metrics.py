@@ -3,14 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from elle.core.linearity import Norm, Triplet, gradient_misalignment
+from elle.core import linearity
+from elle.core.attacks import Norm as AttackNorm
+from elle.core.attacks import fgsm, pgd
+from elle.core.linearity import Linearity, Norm
+from elle.errors import InputError, nearest
 from elle.evaluation.evaluate import evaluation_mode, exact_float32
 
 Summary = dict[str, float | int]
+Metric = Callable[[nn.Module, Tensor, Tensor, float, Norm], Tensor]
+"""(model, x, y, eps, norm) -> one value an image"""
+
+
+def _error(form: Linearity) -> Metric:
+    def measure(model: nn.Module, x: Tensor, y: Tensor, eps: float, norm: Norm) -> Tensor:
+        chosen = form if form.norm != "linf" else replace(form, norm=norm)
+        with torch.no_grad():
+            adversarial = None
+            if form.form == "2p":
+                x_adv = fgsm(model, x, y, eps)
+                adversarial = (x_adv, model(x_adv))
+            return chosen(model, x, y, eps, adversarial=adversarial)
+
+    return measure
+
+
+def _loss_ratio(model: nn.Module, x: Tensor, y: Tensor, eps: float, norm: Norm) -> Tensor:
+    kind = cast(AttackNorm, norm)
+    single, multi = fgsm(model, x, y, eps, clip=True, norm=kind), pgd(model, x, y, eps, steps=20, norm=kind)
+    with torch.no_grad():
+        return linearity.cross_entropy(model(single), y) / linearity.cross_entropy(model(multi), y)
+
+
+METRICS: dict[str, tuple[str, Metric]] = {
+    "error": ("E_lin as it is penalised: squared, three points (Algorithm 1)", _error(Linearity())),
+    "error_abs": ("E_lin of Definition 1: not squared", _error(Linearity(power=1))),
+    "error_logits": ("Definition 1 for the logits", _error(Linearity(power=1, on="logits"))),
+    "error_two": ("two triplets an image, averaged", _error(Linearity(samples=2))),
+    "error_half": ("alpha fixed at 1/2", _error(Linearity(alpha=0.5))),
+    "error_max": ("the worst alpha", _error(Linearity(alpha="max"))),
+    "error_5point": ("the 5-point form (Definition 3), squared", _error(Linearity(form="5-point"))),
+    "error_2p": ("ELLE-2p: x_b is the FGSM point (Eq. 6), not squared", _error(Linearity(form="2p", power=1))),
+    "error_l2": ("E_lin in the l2 ball of the same radius", _error(Linearity(norm="l2"))),
+    "error_l1": ("E_lin in the l1 ball of the same radius", _error(Linearity(norm="l1"))),
+    "misalignment": ("1 - cos of input gradients (Eq. 5)", linearity.gradient_misalignment),
+    "misalignment_fd": ("the same from finite differences (Eq. 8)", linearity.finite_difference_misalignment),
+    "curvature": ("second directional derivative along x_a - x_b", linearity.directional_curvature),
+    "llr": ("LLR's squared Taylor gap", linearity.taylor_gap),
+    "cure": ("CURE's squared difference of input gradients", linearity.gradient_difference),
+    "gradient_norm": (
+        "l2 norm of the input gradient",
+        lambda model, x, y, eps, norm: linearity.gradient_norm(model, x, y),
+    ),
+    "loss_ratio": ("loss at the FGSM point over loss at the PGD-20 point", _loss_ratio),
+}
+
+
+def parse_metrics(names: str) -> list[str]:
+    """`error,curvature` -> names of METRICS; `all` is every one."""
+    if names == "all":
+        return list(METRICS)
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    for name in chosen:
+        if name not in METRICS:
+            raise InputError(f"metric {name!r} does not exist{nearest(name, METRICS)}; there are {', '.join(METRICS)}")
+    if not chosen:
+        raise InputError("no metric given; for example --metric error,misalignment, or all")
+    return chosen
 
 
 def linearity_metrics(
@@ -19,38 +84,33 @@ def linearity_metrics(
     y: Tensor,
     eps: float,
     *,
+    metric: str = "all",
     norm: Norm = "linf",
     batch: int = 500,
     seed: int = 0,
 ) -> dict[str, Summary]:
     """Each metric's mean, std and quantiles over the images x [N, ...] in [0, 1] with labels y [N].
 
-    error: (L(x_c) - (1-a) L(x_a) - a L(x_b))^2, the training penalty; error_abs: its root (Definition 1);
-    misalignment: 1 - cos of input gradients (Eq. 5), undefined where a gradient is 0.
+    Every metric starts from `seed`, so its value does not depend on which others are asked for. A value that is not
+    defined (the angle to a gradient of 0) is counted as such, never replaced.
     """
-    metrics: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "error": lambda images, labels: _no_grad_error(model, images, labels, eps, norm),
-        "misalignment": lambda images, labels: gradient_misalignment(model, images, labels, eps, norm),
-    }
-    values: dict[str, Tensor] = {}
+    names = parse_metrics(metric)
+    if len(x) == 0 or len(x) != len(y):
+        raise InputError(f"{len(x)} images and {len(y)} labels cannot be measured; there must be one label an image")
+    result = {}
     with exact_float32(x.device):
-        for name, metric in metrics.items():
+        for name in names:
             with evaluation_mode(model, seed, x.device):
-                parts = [metric(*pair) for pair in zip(torch.split(x, batch), torch.split(y, batch), strict=True)]
-                values[name] = torch.cat(parts).double().cpu()
-    values["error_abs"] = values["error"].sqrt()
-    return {name: summary(values[name]) for name in ("error", "error_abs", "misalignment")}
-
-
-def _no_grad_error(model: nn.Module, x: Tensor, y: Tensor, eps: float, norm: Norm) -> Tensor:
-    with torch.no_grad():
-        return Triplet(norm=norm)(model, x, y, eps)
+                pairs = zip(torch.split(x, batch), torch.split(y, batch), strict=True)
+                parts = [METRICS[name][1](model, *pair, eps, norm).detach() for pair in pairs]
+                result[name] = summary(torch.cat(parts).double().cpu())
+    return result
 
 
 def mean_error(model: nn.Module, x: Tensor, y: Tensor, eps: float, *, norm: Norm = "linf", batch: int = 500) -> float:
     """The mean error over the images, in the mode and precision the caller has set."""
     pairs = zip(torch.split(x, batch), torch.split(y, batch), strict=True)
-    return float(torch.cat([_no_grad_error(model, *pair, eps, norm) for pair in pairs]).mean())
+    return float(torch.cat([METRICS["error"][1](model, *pair, eps, norm) for pair in pairs]).mean())
 
 
 def summary(values: Tensor) -> Summary:
