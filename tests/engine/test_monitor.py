@@ -6,7 +6,8 @@ from elle.engine.monitor import collapse_epoch
 
 TRACES = {
     "a fall to 0 with a high single-step accuracy": ([0.3, 0.4, 0.5, 0.9, 0.95], [0.3, 0.35, 0.4, 0.05, 0.0], 3),
-    "a fall in the last epoch": ([0.3, 0.4, 0.9], [0.3, 0.4, 0.0], 2),
+    "one low epoch at the end": ([0.3, 0.4, 0.9], [0.3, 0.4, 0.0], None),
+    "one high epoch at the end": ([0.3, 0.4, 0.9, 0.9, 0.9], [0.3, 0.4, 0.0, 0.0, 0.3], 2),
     "a slow fall": ([0.4, 0.5, 0.6, 0.8, 0.9], [0.4, 0.4, 0.25, 0.19, 0.0], 3),
     "a healthy run": ([0.2, 0.3, 0.4, 0.5], [0.2, 0.28, 0.37, 0.45], None),
     "a healthy run with a dip": ([0.3, 0.4, 0.4, 0.5], [0.3, 0.4, 0.3, 0.45], None),
@@ -26,10 +27,10 @@ def test_the_verdict_of(single, multi, expected):
     assert collapse_epoch(single, multi) == expected
 
 
-def test_a_collapse_is_seen_in_the_epoch_it_happens():
+def test_a_collapse_is_seen_one_epoch_after_the_fall_and_dated_to_it():
     single, multi = [0.3, 0.4, 0.9, 0.95, 0.97], [0.3, 0.4, 0.05, 0.0, 0.0]
     verdicts = [collapse_epoch(single[:k], multi[:k]) for k in range(6)]
-    assert verdicts == [None, None, None, 2, 2, 2]
+    assert verdicts == [None, None, None, None, 2, 2]
 
 
 def test_traces_of_different_lengths_are_refused():

@@ -212,6 +212,7 @@ class Run:
         last = self.done == self.last_step
         if self.config.eval_every and ((epoch + 1) % self.config.eval_every == 0 or last):
             record |= self._track()
+        already = self.collapse()
         self.history.append(record)
         checkpoint.append_line(self.directory / "metrics.jsonl", record)
         if self.done % self.steps_per_epoch == 0:
@@ -219,9 +220,10 @@ class Run:
             self.step.position.zero_()
             self._save()
         self.watcher.recorded(record)
-        if self.collapse() == epoch + 1:
-            self._event("collapse", step=self.done, epoch=epoch + 1)
-            self.watcher.said(f"collapse: accuracy under attack fell below half of its best in epoch {epoch + 1}")
+        since = self.collapse()
+        if since is not None and already is None:
+            self._event("collapse", step=self.done, epoch=since)
+            self.watcher.said(f"collapse: accuracy under attack has been below half of its best since epoch {since}")
 
     def _track(self) -> Record:
         """Accuracies and E_lin on the tracking images, in the training precision and apart from its random state."""

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
-# Healthy networks stay within about 0.15 in the runs measured; a collapsed one nears 1.
+# Single-step accuracy this far above multi-step accuracy: a network that merely forgets loses both.
 _GAP = 0.3
 
 
 def collapse_epoch(single_step: Sequence[float], multi_step: Sequence[float]) -> int | None:
-    """The first index from which the run stays collapsed to the end, or None.
+    """The index at which accuracy under the multi-step attack fell for good, or None.
 
-    Collapsed is: accuracy under the multi-step attack below half of its best so far, while accuracy under the
-    single-step training attack is far above it. (A network that merely forgets loses both.)
+    Collapsed is: the median of the last three multi-step accuracies (one bad epoch is noise) below half of the best
+    such median so far, while accuracy under the single-step training attack is far above it.
     """
+    smooth = [median(multi_step[max(0, k - 2) : k + 1]) for k in range(len(multi_step))]
     collapsed = [
-        multi < 0.5 * max(multi_step[: k + 1]) and single > multi + _GAP
-        for k, (single, multi) in enumerate(zip(single_step, multi_step, strict=True))
+        level < 0.5 * max(smooth[: k + 1]) and single > level + _GAP
+        for k, (single, level) in enumerate(zip(single_step, smooth, strict=True))
     ]
-    if not collapsed or not collapsed[-1]:
+    if not any(collapsed[-1:]):
         return None
-    return len(collapsed) - next((k for k, bad in enumerate(reversed(collapsed)) if not bad), len(collapsed))
+    first = max((k + 1 for k, bad in enumerate(collapsed) if not bad), default=0)
+    # The median needs two low epochs; the fall itself was the first of them.
+    return first - 1 if multi_step[first - 1] < 0.5 * max(smooth[:first]) else first
