@@ -294,13 +294,20 @@ def test_a_folder_that_is_no_run_is_one_line_and_exit_code_2(elle, tmp_path, com
 
 
 def test_metrics_are_given_for_people_and_for_programs(elle, run_copy):
-    record = json.loads(elle("metrics", run_copy, "--limit", 30, "--json").out)
+    words = ("metrics", run_copy, "--limit", 30, "--metric", "error,misalignment")
+    record = json.loads(elle(*words, "--json").out)
     assert (record["eps"], record["seed"]) == (0.3, 0)
-    assert list(record["metrics"]) == ["error", "error_abs", "misalignment"]
+    assert list(record["metrics"]) == ["error", "misalignment"]
     assert all(one["count"] + one["undefined"] == 30 for one in record["metrics"].values())
-    table = elle("metrics", run_copy, "--limit", 30)
+    table = elle(*words)
     assert table.code == 0
     assert "misalignment" in table.out
+
+
+def test_an_unknown_metric_is_one_line_and_exit_code_2(elle, run_copy):
+    outcome = elle("metrics", run_copy, "--metric", "eror")
+    assert_one_line(outcome, 2)
+    assert "did you mean 'error'" in outcome.err
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "metrics"])

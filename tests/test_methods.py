@@ -22,7 +22,7 @@ every_row = pytest.mark.parametrize("name", METHODS)
 def backward(method, model, x, y, state=None, eps=EPS):
     """The passes of one training step, as the engine makes them: the total loss and the rule's new state."""
     x_adv = x if method.attack is None else method.attack(model, x, y, eps)
-    total, logits = method.loss(model, x, y, x_adv)
+    total, logits = method.loss(model, x, y, x_adv, eps)
     assert logits.shape[0] == len(x)
     if method.regulariser is not None:
         error = method.regulariser(model, x, y, eps).mean()
@@ -63,9 +63,10 @@ class Probe(nn.Module):
         self.forwards += images
         # A copy of the weight for each image: a gradient with respect to x alone does not pass through it.
         weight = self.first.expand(images, 6, 64)
-        weight.register_hook(lambda _: self.count("weight_gradients", images))
         hidden = (weight @ x.flatten(1).unsqueeze(-1)).squeeze(-1)
-        hidden.register_hook(lambda _: self.count("input_gradients", images))
+        if hidden.requires_grad:
+            weight.register_hook(lambda _: self.count("weight_gradients", images))
+            hidden.register_hook(lambda _: self.count("input_gradients", images))
         return self.last(hidden.tanh())
 
     def count(self, name, images):
@@ -93,6 +94,13 @@ GOLDEN = {
     "rs-fgsm": [1.92753, 1.57122, 1.32544, 1.55198, 1.03956],
     "n-fgsm": [1.99744, 1.66597, 1.39828, 1.69108, 1.14795],
     "pgd-10": [2.05116, 1.65632, 1.39470, 1.75763, 1.10368],
+    "r-fgsm": [1.74981, 1.43919, 1.20453, 1.33284, 0.91804],
+    "zerograd": [1.95645, 1.59127, 1.34251, 1.54704, 1.05411],
+    "multigrad": [1.99546, 1.61756, 1.35630, 1.58139, 1.07189],
+    "gradalign": [2.00690, 1.63448, 1.38294, 1.61384, 1.09726],
+    "llr": [2.04430, 1.64815, 1.38715, 1.81463, 1.13846],
+    "trades-single": [1.65059, 1.35363, 1.14659, 1.46978, 0.97622],
+    "trades": [1.69509, 1.33736, 1.14638, 1.60175, 1.00506],
     "elle": [2.02220, 1.63369, 1.37518, 1.63104, 1.09372],
     "elle-a": [1.99876, 1.62312, 1.37267, 1.76653, 1.12625],
     "n-fgsm+elle": [2.00789, 1.61452, 1.42141, 1.67215, 1.15928],
@@ -264,3 +272,64 @@ def test_a_bad_option_is_refused_with_what_would_be_right(name, options, message
 def test_an_option_of_the_wrong_type_is_refused_by_name(part, field, value):
     with pytest.raises(InputError, match=field):
         configured("elle-a", options={part: {field: value}})
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "levels", "expected"),
+    [
+        ("gradalign", "cifar10", 8, 0.2),
+        ("gradalign", "cifar10", 16, 2.0),
+        ("gradalign", "cifar10", 26, 2.0),
+        ("gradalign", "svhn", 8, 2.5),
+        ("llr", "cifar10", 2, 200),
+        ("llr", "cifar10", 12, 500),
+        ("llr", "cifar10", 24, 5_000),
+        ("llr", "cifar10", 26, 2_000),
+    ],
+)
+def test_a_row_takes_the_weight_its_authors_published(name, data, levels, expected):
+    assert configured(name, data=data, eps=levels / 255).loss.weight == pytest.approx(expected)
+    own = configured(name, data=data, eps=levels / 255, options={"loss": {"weight": 7.0}})
+    assert own.loss.weight == 7
+
+
+def test_zerograd_takes_the_share_of_its_dataset():
+    assert [configured("zerograd", data=data).attack.zero for data in ("cifar10", "cifar100", "svhn")] == [
+        0.35,
+        0.45,
+        0.7,
+    ]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 50])
+def test_pgd_has_any_number_of_steps(steps):
+    method = find_method(f"pgd-{steps}")
+    assert (method.attack.steps, method.attack.alpha) == (steps, min(2 / steps, 1))
+    model = Probe()
+    backward(method, model, *images(8))
+    assert Cost(model.forwards // 8, model.input_gradients // 8, model.weight_gradients // 8) == method.cost
+    assert find_method(f"pgd-{steps}+elle-a").penalty == "elle-a"
+
+
+@pytest.mark.parametrize("name", ["pgd-0", "pgd-", "pgd-1000", "pgd-x"])
+def test_other_numbers_of_steps_are_refused(name):
+    with pytest.raises(InputError, match="does not exist"):
+        find_method(name)
+
+
+def test_gradalign_is_finite_where_a_gradient_is_zero():
+    model = conv_net()
+    with torch.no_grad():
+        model[-1].weight.zero_()
+    loss, _ = backward(METHODS["gradalign"], model, *images(8))
+    assert math.isfinite(loss)
+    assert gradient(model).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["trades", "trades-single"])
+def test_the_trades_attack_leaves_batchnorm_and_the_modes_alone(name):
+    model = conv_net().train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    METHODS[name].attack(model, *images(8), EPS)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())

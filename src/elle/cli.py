@@ -226,6 +226,7 @@ def methods(as_json: AsJson = False) -> None:
             "input_gradients": row.cost.input_gradients,
             "weight_gradients": row.cost.weight_gradients,
             "cost": row.cost.total,
+            "double_backpropagation": row.double_backpropagation,
         }
         for row in METHODS.values()
     ]

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from elle.core.attacks import SignStep, fgsm, n_fgsm, pgd
+from elle.core.linearity import input_gradient
 from tests.networks import Affine, conv_net, images, smooth_net, trained
 
 EPS = 8 / 255
@@ -229,3 +230,60 @@ def test_the_default_step_of_pgd_reaches_across_the_ball(model, data):
 def test_a_bad_setting_is_refused_by_name(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         SignStep(**arguments)
+
+
+def linear_case():
+    """A two-class linear model, whose loss has the gradient of its one direction everywhere up to a factor."""
+    x = 0.3 + 0.4 * torch.rand(6, 12, generator=torch.Generator().manual_seed(0))
+    return Affine(classes=2), x, torch.arange(6) % 2
+
+
+def test_a_sign_start_is_at_a_corner_of_the_ball():
+    model, x, y = linear_case()
+    torch.manual_seed(0)
+    x_adv = SignStep(alpha=0.0, noise=0.5, start="sign")(model, x, y, EPS)
+    assert (x_adv - x).abs().flatten().tolist() == pytest.approx([EPS / 2] * x.numel(), rel=1e-4)
+
+
+def test_r_fgsm_ends_on_the_ball_or_at_x():
+    """Half a step of random sign and half along the gradient: each coordinate moves by 0 or eps."""
+    model, x, y = linear_case()
+    torch.manual_seed(0)
+    moved = (SignStep(alpha=0.5, noise=0.5, start="sign")(model, x, y, EPS) - x).abs() / EPS
+    assert ((moved < 1e-4) | ((moved - 1).abs() < 1e-4)).all()
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.9])
+def test_zero_leaves_the_smallest_gradients_out(share):
+    model, x, y = linear_case()
+    x_adv = SignStep(zero=share)(model, x, y, EPS)
+    moved = ((x_adv - x).abs() > EPS / 2).flatten(1)
+    gradient = input_gradient(model, x, y).abs().flatten(1)
+    assert (moved.sum(1) == x[0].numel() - round(share * x[0].numel())).all()
+    for row, size in zip(moved, gradient, strict=True):
+        assert size[row].min() >= size[~row].max()
+
+
+def test_where_random_points_agree_the_full_step_is_taken_and_elsewhere_none():
+    model, x, y = linear_case()
+    x_adv = SignStep(alpha=2, noise=1, agree=3)(model, x, y, EPS)
+    torch.testing.assert_close(x_adv, SignStep()(model, x, y, EPS))  # a linear loss: all points agree
+    bent = smooth_net(x[0].numel(), seed=3)
+    moved = (SignStep(alpha=1, noise=20, agree=9, project=False)(bent, x, y, EPS) - x).abs()
+    assert ((moved < 1e-6) | ((moved - EPS).abs() < 1e-5)).all()
+    assert 0 < (moved > EPS / 2).float().mean() < 1
+
+
+def test_the_kl_objective_moves_the_prediction_and_ignores_the_labels():
+    net = smooth_net(12)
+    x, y = torch.rand(5, 12), torch.zeros(5, dtype=torch.int64)
+    attack = SignStep(noise=0.001, start="normal", objective="kl", steps=5, alpha=0.5)
+    found = []
+    for labels in (y, y + 1):
+        torch.manual_seed(2)
+        found.append(attack(net, x, labels, 0.2))
+    assert torch.equal(*found)
+    before, after = net(x).log_softmax(1), net(found[0]).log_softmax(1)
+    small = net(x + 0.2 * torch.randn_like(x).sign()).log_softmax(1)
+    divergence = (before.exp() * (before - after)).sum(1).mean()
+    assert divergence > (before.exp() * (before - small)).sum(1).mean()

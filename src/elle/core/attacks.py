@@ -6,15 +6,17 @@ the paper's training; call `model.eval()` first to attack a fixed model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 Norm = Literal["linf", "l2"]
+Model = Callable[[Tensor], Tensor]
 
 # Only the gradient's direction is used, so its scale is free: this one keeps half-precision gradients off zero.
 _SCALE = 512.0
@@ -22,34 +24,70 @@ _SCALE = 512.0
 
 @dataclass(frozen=True)
 class SignStep:
-    """`steps` normalised gradient steps up the cross-entropy from a random start; lengths in units of eps."""
+    """`steps` normalised gradient steps up an objective from a random start; lengths in units of eps."""
 
     alpha: float = 1.0
     steps: int = 1
     noise: float = 0.0
     """Start at a random point of the ball of radius noise * eps."""
+    start: Literal["uniform", "sign", "normal"] = "uniform"
+    """How that point is drawn: in the ball, at a corner of it, or noise * N(0, 1) whatever eps is (TRADES)."""
     project: bool = True
     """Return to the eps-ball after each step."""
     clip: bool = False
     """Return to [0, 1] after each step."""
     norm: Norm = "linf"
+    objective: Literal["cross-entropy", "kl"] = "cross-entropy"
+    """kl: the divergence from the prediction at x, which needs no label (TRADES)."""
+    zero: float = 0.0
+    """Share of each image's gradient, the smallest entries, that is set to 0 (ZeroGrad)."""
+    agree: int = 1
+    """Step from x only where the gradients at this many random points agree in sign (MultiGrad)."""
+    eval_mode: bool = False
+    """Attack in eval mode, so that BatchNorm's statistics stay as they are; the modes are put back."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps is {self.steps}; it must be at least 1")
-        if self.norm not in ("linf", "l2"):
-            raise ValueError(f"norm is {self.norm!r}; it must be 'linf' or 'l2'")
+        for name in ("steps", "agree"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 <= self.zero < 1:
+            raise ValueError(f"zero is {self.zero}; it must be a share from 0 to below 1")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                words = " or ".join(map(repr, allowed))
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {words}")
 
-    def __call__(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, eps: float | Tensor) -> Tensor:
+    def __call__(self, model: Model, x: Tensor, y: Tensor, eps: float | Tensor) -> Tensor:
         """Adversarial points for x [B, ...], detached; parameters' `.grad` is not touched."""
         x = x.detach()
-        x_adv = x
-        if self.noise:
-            x_adv = self._inside(x + self.noise * eps * _random_direction(x, self.norm), x, eps)
-        for _ in range(self.steps):
-            step = _normalised(_gradient(model, x_adv, y), self.norm)
-            x_adv = self._inside(x_adv + self.alpha * eps * step, x, eps)
+        with _in_eval_mode(model) if self.eval_mode else contextlib.nullcontext():
+            target = _probabilities(model, x) if self.objective == "kl" else y
+            if self.agree > 1:
+                return self._inside(x + self.alpha * eps * self._agreement(model, x, target, eps), x, eps)
+            x_adv = self._inside(self._started(x, eps), x, eps) if self.noise else x
+            for _ in range(self.steps):
+                x_adv = self._inside(x_adv + self.alpha * eps * self._direction(model, x_adv, target), x, eps)
         return x_adv
+
+    def _started(self, x: Tensor, eps: float | Tensor) -> Tensor:
+        if self.start == "normal":
+            return x + self.noise * torch.randn(x.shape, dtype=x.dtype, device=x.device)
+        direction = _random_direction(x, self.norm)
+        return x + self.noise * eps * (direction.sign() if self.start == "sign" else direction)
+
+    def _direction(self, model: Model, x_adv: Tensor, target: Tensor) -> Tensor:
+        gradient = _gradient(model, x_adv, target)
+        if self.zero:
+            size = gradient.abs().flatten(1)
+            least = size.kthvalue(max(1, round(self.zero * size.shape[1])), dim=1).values
+            gradient = gradient * (gradient.abs() > least.view(-1, *[1] * (gradient.dim() - 1)))
+        return _normalised(gradient, self.norm)
+
+    def _agreement(self, model: Model, x: Tensor, target: Tensor, eps: float | Tensor) -> Tensor:
+        votes = torch.zeros_like(x)
+        for _ in range(self.agree):
+            votes += _gradient(model, self._started(x, eps), target).sign()
+        return votes.sign() * (votes.abs() == self.agree)
 
     def _inside(self, x_adv: Tensor, x: Tensor, eps: float | Tensor) -> Tensor:
         if self.project:
@@ -57,8 +95,15 @@ class SignStep:
         return x_adv.clamp(0, 1) if self.clip else x_adv
 
 
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "norm": ("linf", "l2"),
+    "start": ("uniform", "sign", "normal"),
+    "objective": ("cross-entropy", "kl"),
+}
+
+
 def fgsm(
-    model: Callable[[Tensor], Tensor],
+    model: Model,
     x: Tensor,
     y: Tensor,
     eps: float | Tensor,
@@ -70,13 +115,13 @@ def fgsm(
     return SignStep(clip=clip, norm=norm)(model, x, y, eps)
 
 
-def n_fgsm(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, eps: float | Tensor, *, noise: float = 2) -> Tensor:
+def n_fgsm(model: Model, x: Tensor, y: Tensor, eps: float | Tensor, *, noise: float = 2) -> Tensor:
     """x + eta + eps * sign(grad L(x + eta)), eta ~ Unif(+-noise * eps), unprojected (arXiv 2202.01181)."""
     return SignStep(noise=noise, project=False)(model, x, y, eps)
 
 
 def pgd(
-    model: Callable[[Tensor], Tensor],
+    model: Model,
     x: Tensor,
     y: Tensor,
     eps: float | Tensor,
@@ -90,12 +135,35 @@ def pgd(
     return SignStep(alpha=alpha, steps=steps, noise=1, clip=True, norm=norm)(model, x, y, eps)
 
 
-def _gradient(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+def _gradient(model: Model, x: Tensor, target: Tensor) -> Tensor:
+    """Of the cross-entropy to labels [B], or of KL(target || prediction) for probabilities [B, K]."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        loss = F.cross_entropy(model(x).float(), y, reduction="sum")
+        logits = model(x).float()
+        if target.dim() == 1:
+            loss = F.cross_entropy(logits, target, reduction="sum")
+        else:
+            loss = F.kl_div(F.log_softmax(logits, 1), target, reduction="sum")
         (gradient,) = torch.autograd.grad(loss * _SCALE, x)
     return gradient.nan_to_num()
+
+
+def _probabilities(model: Model, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return F.softmax(model(x).float(), 1)
+
+
+@contextlib.contextmanager
+def _in_eval_mode(model: Model) -> Iterator[None]:
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [module.training for module in modules]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, training in zip(modules, modes, strict=True):
+            module.training = training
 
 
 def _random_direction(x: Tensor, norm: Norm) -> Tensor:

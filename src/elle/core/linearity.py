@@ -202,8 +202,9 @@ def input_gradient(model: Model, x: Tensor, y: Tensor, differentiable: bool = Fa
     with torch.enable_grad():
         x = x if x.requires_grad else x.detach().requires_grad_()
         loss = cross_entropy(_logits_with_ten_mantissa_bits(model, x), y).sum()
-        (gradient,) = torch.autograd.grad(loss, x, create_graph=differentiable)
-    return gradient
+        # Scaled on the way (by a power of two: exactly), which keeps half-precision gradients off zero.
+        (gradient,) = torch.autograd.grad(loss * 512, x, create_graph=differentiable)
+    return gradient / 512
 
 
 def gradient_misalignment(
@@ -215,7 +216,11 @@ def gradient_misalignment(
     """
     g = input_gradient(model, x, y).flatten(1).double()
     h = input_gradient(model, x + uniform_in_ball(x, eps, norm), y, differentiable).flatten(1).double()
-    return 1 - (g * h).sum(1) / (g.square().sum(1) * h.square().sum(1)).sqrt()
+    lengths = g.square().sum(1) * h.square().sum(1)
+    undefined = lengths == 0
+    # Replaced before the root, whose derivative at 0 would make every gradient NaN.
+    cosine = (g * h).sum(1) / torch.where(undefined, 1, lengths).sqrt()
+    return torch.where(undefined, torch.nan, 1 - cosine)
 
 
 def finite_difference_misalignment(
@@ -269,7 +274,9 @@ def gradient_difference(
     return (g - h).square().flatten(1).sum(1)
 
 
-def gradient_norm(model: Model, x: Tensor, y: Tensor, differentiable: bool = False) -> Tensor:
-    """||grad L(x)||_2, the penalty of Ross & Doshi-Velez and Simon-Gabriel et al."""
-    norm: Tensor = torch.linalg.vector_norm(input_gradient(model, x, y, differentiable).flatten(1), dim=1)
-    return norm
+def gradient_norm(
+    model: Model, x: Tensor, y: Tensor, eps: float | Tensor = 0.0, norm: Norm = "linf", differentiable: bool = False
+) -> Tensor:
+    """||grad L(x)||_2, the penalty of Ross & Doshi-Velez and Simon-Gabriel et al.; the ball plays no part."""
+    length: Tensor = torch.linalg.vector_norm(input_gradient(model, x, y, differentiable).flatten(1), dim=1)
+    return length

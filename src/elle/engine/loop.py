@@ -93,6 +93,8 @@ class Run:
             weight=config.weight,
             norm=config.norm,
             clip=_given(config.clip),
+            data=config.data,
+            eps=_given(config.eps),
             options=config.options,
         )
         self.images = load_dataset(config.data, config.root)

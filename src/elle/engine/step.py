@@ -59,7 +59,7 @@ class Step:
         # One autocast around all passes: the half-precision copies of the weights are made once a step.
         with autocast(self.device, self.precision):
             x_adv = x if method.attack is None else method.attack(model, x, y, self.eps)
-            loss, logits = method.loss(model, x, y, x_adv)
+            loss, logits = method.loss(model, x, y, x_adv, self.eps)
             total = loss
             if method.regulariser is not None and method.weight is not None:
                 error = method.regulariser(model, x, y, self.eps, adversarial=(x_adv, logits)).mean()

@@ -57,10 +57,7 @@ METRICS: dict[str, tuple[str, Metric]] = {
     "curvature": ("second directional derivative along x_a - x_b", linearity.directional_curvature),
     "llr": ("LLR's squared Taylor gap", linearity.taylor_gap),
     "cure": ("CURE's squared difference of input gradients", linearity.gradient_difference),
-    "gradient_norm": (
-        "l2 norm of the input gradient",
-        lambda model, x, y, eps, norm: linearity.gradient_norm(model, x, y),
-    ),
+    "gradient_norm": ("l2 norm of the input gradient", linearity.gradient_norm),
     "loss_ratio": ("loss at the FGSM point over loss at the PGD-20 point", _loss_ratio),
 }
 
