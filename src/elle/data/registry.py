@@ -60,7 +60,7 @@ _ROWS = (
             "crop": 0,
             "flip": False,
         },
-        weights={"elle": 100.0, "elle-a": 200.0},
+        weights={"elle": 100.0, "elle-a": 300.0},
     ),
     Dataset(
         "cifar10",
