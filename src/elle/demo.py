@@ -46,6 +46,10 @@ class DemoRun:
             lines = file.read_text().splitlines(keepends=True)
             self.records = [json.loads(line) for line in lines if line.endswith("\n")]
 
+    def seconds_left(self, epochs: int) -> float:
+        done = max(1, len(self.records))
+        return (time.monotonic() - self.started) / done * (epochs - done)
+
     def summary(self) -> dict[str, Any]:
         """What the table, the verdict and --json say of this run, all from its own records."""
         result = json.loads((self.directory / "result.json").read_text())
@@ -68,7 +72,9 @@ def run_demo(out: Path, seed: int, quiet: bool = False, words: Sequence[str] = (
     settings = [*SETTINGS, f"seed={seed}", *words]
     epochs = load_config(settings).resolved().epochs or 0
     runs = [_start(method, out / method, settings) for method in METHODS]
-    console = Console(stderr=quiet, quiet=quiet, highlight=False)
+    # A log file wants whole lines: no wrapping where no terminal sets a width.
+    width = None if sys.stdout.isatty() else 160
+    console = Console(stderr=quiet, quiet=quiet, highlight=False, width=width)
     console.print(f"Training twice on 4,000 handwritten digits, {epochs} epochs each, side by side:")
     try:
         _follow(runs, epochs, console)
@@ -120,7 +126,9 @@ def _follow(runs: list[DemoRun], epochs: int, console: Console) -> None:
                     raise WorkError(f"training {run.method} failed: {log.splitlines()[-1] if log else 'no output'}")
                 if not console.is_terminal:
                     for record in run.records[printed[run.method] :]:
-                        console.print(f"{NAMES[run.method]:7} {_line(record, epochs)}")
+                        console.print(
+                            f"{NAMES[run.method]:7} {_line(record, epochs)}  left {run.seconds_left(epochs):.0f} s"
+                        )
                     printed[run.method] = len(run.records)
             if console.is_terminal:
                 live.update(_table(runs, epochs), refresh=True)
@@ -147,8 +155,7 @@ def _table(runs: list[DemoRun], epochs: int) -> Table:
         if not run.records:
             table.add_row(NAMES[run.method], f"0/{epochs}", *[""] * (len(columns) - 2))
             continue
-        record, done = run.records[-1], len(run.records)
-        left = (time.monotonic() - run.started) / done * (epochs - done)
+        record = run.records[-1]
         table.add_row(
             NAMES[run.method],
             f"{record['epoch']}/{epochs}",
@@ -159,7 +166,7 @@ def _table(runs: list[DemoRun], epochs: int) -> Table:
             f"{max(r['pgd-20'] for r in run.records):.1%}",
             _error(record),
             "-" if record["weight"] is None else f"{record['weight']:.0f}",
-            f"{left:.0f} s",
+            f"{run.seconds_left(epochs):.0f} s",
         )
     return table
 
