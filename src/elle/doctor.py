@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ def examine() -> list[dict[str, str]]:
         _row("torch", torch.__version__),
         _row("cpu", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"),
         *_gpu(),
+        _packages(),
     ]
     return rows + [_dataset(name) for name in DATASETS]
 
@@ -35,7 +37,8 @@ def _gpu() -> list[dict[str, str]]:
         reason = (
             f"torch is built for CUDA {built}, but finds no GPU or driver" if built else "this torch is a CPU build"
         )
-        return [_row("gpu", f"none ({reason})", "CIFAR-size training wants an NVIDIA GPU and a CUDA build of torch")]
+        advice = "CIFAR-size training wants an NVIDIA GPU and a CUDA build of torch"
+        return [_row("gpu", f"none ({reason})", advice), _row("precision", "auto is fp32")]
     rows = []
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
@@ -43,6 +46,17 @@ def _gpu() -> list[dict[str, str]]:
     half = torch.cuda.get_device_capability(0) >= (7, 0)
     rows.append(_row("precision", "auto is fp16", "" if half else "this GPU has no fast fp16; use precision=fp32"))
     return rows
+
+
+def _packages() -> dict[str, str]:
+    """What elle itself needs beside torch; there are no optional packages yet."""
+    found, missing = [], []
+    for name in ("numpy", "safetensors", "pydantic", "typer", "rich", "scikit-learn"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    return _row("packages", ", ".join(found), f"pip install {' '.join(missing)}" if missing else "")
 
 
 def _dataset(name: str) -> dict[str, str]:
