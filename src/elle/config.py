@@ -104,7 +104,9 @@ class Config(BaseModel):
         open_keys = {key: value for key, value in dataset.defaults.items() if getattr(self, key) is None}
         penalty = self.method.rpartition("+")[2]
         if self.weight is None and penalty in dataset.weights:
-            open_keys["weight"] = dataset.weights[penalty]
+            weight = dataset.weights[penalty]
+            eps: float = open_keys["eps"] if self.eps is None else self.eps
+            open_keys["weight"] = weight(eps, self.schedule) if callable(weight) else weight
         return parse_config(self.model_dump() | open_keys)
 
     def differences(self, other: Config) -> list[str]:

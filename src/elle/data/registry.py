@@ -15,14 +15,24 @@ DEFAULT_ROOT = Path("data")
 
 @dataclass(frozen=True)
 class Dataset:
-    """One image set; `defaults` are config keys, `weights` the default lambda (or lambda_max) by method."""
+    """One image set; `defaults` are config keys, `weights` the default lambda (or lambda_max) by penalty.
+
+    A weight is a number, or a function of eps and the schedule's name.
+    """
 
     name: str
     description: str
     load: Callable[[Path | None], ImageSet]
     needs_root: bool
     defaults: Mapping[str, Any]
-    weights: Mapping[str, float]
+    weights: Mapping[str, float | Callable[[float, str], float]]
+
+
+def _cifar10_elle(eps: float, schedule: str) -> float:
+    """The paper's choices (Appendix B.2): it grows with eps, and is largest for the Long schedule."""
+    if schedule == "long" or eps > 20.5 / 255:
+        return 10_000.0
+    return 1_000.0 if eps < 8.5 / 255 else 5_000.0
 
 
 _ROWS = (
@@ -78,7 +88,7 @@ _ROWS = (
             "crop": 4,
             "flip": True,
         },
-        weights={"elle": 1000.0, "elle-a": 4000.0},
+        weights={"elle": _cifar10_elle, "elle-a": lambda eps, schedule: 10_000.0 if schedule == "long" else 4_000.0},
     ),
 )
 DATASETS: dict[str, Dataset] = {row.name: row for row in _ROWS}
