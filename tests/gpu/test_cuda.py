@@ -41,7 +41,9 @@ def make_step(method: str, precision: str, steps: int = 40, crop: int = 4) -> St
         weight_decay=5e-4,
         precision=precision,
         steps_per_epoch=steps,
+        total_steps=steps,
     )
+    step.prepare(64, (3, 32, 32))
     step.lr.fill_(0.05)
     return step
 
