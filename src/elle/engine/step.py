@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor, nn
 
 from elle.core.attacks import Replay
+from elle.core.second_order import twice_differentiable
 from elle.core.subspace import flattened
 from elle.data.resident import Resident
 from elle.engine.runtime import Precision, autocast
@@ -73,8 +76,9 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         when = (self.done, self.done / self.total_steps)
         error = weight = threshold = x.new_full((), torch.nan)
+        second_order = twice_differentiable() if method.double_backpropagation else contextlib.nullcontext()
         # One autocast around all passes: the half-precision copies of the weights are made once a step.
-        with autocast(self.device, self.precision):
+        with autocast(self.device, self.precision), second_order:
             if isinstance(method.attack, Replay):
                 x_adv = method.attack.points(x, self.kept["delta"])
             else:
