@@ -22,7 +22,7 @@ def test_the_configuration_knows_every_activation():
 @pytest.mark.parametrize("name", MODELS)
 def test_a_network_has_one_kind_of_activation(name, activation):
     with torch.device("meta"):
-        model = build_model(name, SHAPE, 10, activation=activation)
+        model = MODELS[name].build(SHAPE, 10, ACTIVATIONS[activation])
     kinds = {type(module) for module in model.modules()} & set(ACTIVATIONS.values())
     assert kinds == {ACTIVATIONS[activation]}
 

@@ -100,7 +100,7 @@ def test_a_resnet_has_torchvision_s_names_and_shapes(name, blocks, convolutions,
 @pytest.mark.parametrize(("size", "kernel", "features"), [(32, 3, 32), (64, 3, 64), (65, 7, 17), (224, 7, 56)])
 def test_the_stem_keeps_small_images_whole_and_shrinks_large_ones_fourfold(name, size, kernel, features):
     with torch.device("meta"):
-        model = build_model(name, (3, size, size), 10)
+        model = MODELS[name].build((3, size, size), 10, nn.ReLU)
         x = torch.zeros(1, 3, size, size)
     convolution, pool = (model.conv, model.pool) if hasattr(model, "conv") else (model.conv1, model.maxpool)
     assert convolution.kernel_size == (kernel, kernel)

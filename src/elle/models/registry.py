@@ -44,7 +44,7 @@ _ROWS = [
     Model("preact-resnet34", "PreActResNet34", partial(PreActResNet, blocks=_34), 21_280_330, 2.319),
     Model("preact-resnet50", "PreActResNet50", partial(PreActResNet, **_50), 23_513_162, 2.596),
     Model("resnet18", "ResNet18", partial(ResNet, blocks=_18), 11_689_512, 3.628, **_IMAGENET),
-    Model("resnet34", "ResNet34", partial(ResNet, blocks=_34), 21_797_672, 7.327, **_IMAGENET),
+    Model("resnet34", "ResNet34", partial(ResNet, blocks=_34), 21_797_672, 7.328, **_IMAGENET),
     Model("resnet50", "ResNet50, the paper's on ImageNet", partial(ResNet, **_50), 25_557_032, 8.178, **_IMAGENET),
     Model("wide-resnet-28-10", "WideResNet, the paper's", partial(WideResNet, depth=28, factor=10), 36_479_194, 10.487),
     Model("wide-resnet-34-10", "WideResNet", partial(WideResNet, depth=34, factor=10), 46_160_474, 13.318),
