@@ -235,16 +235,25 @@ def methods(as_json: AsJson = False) -> None:
 
 @app.command()
 def models(as_json: AsJson = False) -> None:
-    """List the networks; your own is model=module:function, called as function(num_classes=K).
+    """List the networks with parameters and GFLOP a forward of one image (a multiply-add is two operations).
+
+    Others are model=timm:NAME, model=torchvision:NAME, and your own module:function, called with num_classes=K.
 
     Example: elle models
     """
     from elle.models.registry import MODELS
 
-    rows = []
-    for row in MODELS.values():
-        parameters = sum(p.numel() for p in row.build((3, 32, 32), 10).parameters())
-        rows.append({"name": row.name, "parameters": parameters, "description": row.description})
+    rows = [
+        {
+            "name": row.name,
+            "parameters": row.parameters,
+            "gflop": row.gflop,
+            "image": "x".join(map(str, row.shape)),
+            "classes": row.classes,
+            "description": row.description,
+        }
+        for row in MODELS.values()
+    ]
     _print_rows(rows, as_json)
 
 

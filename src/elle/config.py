@@ -58,7 +58,13 @@ class Config(BaseModel):
     )
     data: str = Field("digits", description="a row of `elle datasets`")
     root: str | None = Field(None, description="the data folder; otherwise $ELLE_DATA, then ./data")
-    model: str | None = Field(None, description="a row of `elle models`, or module:function of your own")
+    model: str | None = Field(
+        None, description="a row of `elle models`, timm:NAME, torchvision:NAME, or module:function of your own"
+    )
+    activation: Literal["relu", "silu", "softplus", "gelu"] = Field("relu", description="of the rows of `elle models`")
+    normalise: Literal["none", "dataset"] = Field(
+        "none", description="dataset: a first layer takes off the training set's mean and divides by its std"
+    )
     eps: Radius | None = Field(None, description="the radius, as a fraction: 8/255")
     norm: Literal["linf", "l2"] = Field("linf", description="the ball's norm")
     weight: float | None = Field(None, ge=0, description="lambda of ELLE, lambda_max of ELLE-A")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from elle.config import Config, format_radius, parse_config
 from elle.core.schedules import SCHEDULES
-from elle.data.registry import load_dataset
+from elle.data.registry import dataset_statistics, load_dataset
 from elle.data.resident import Resident, split_validation, to_tensors
 from elle.data.sources import ImageSet
 from elle.engine import checkpoint
@@ -121,7 +121,13 @@ class Run:
         self.steps_per_epoch = len(data) // self.batch
         self.total_steps = self.steps_per_epoch * _given(config.epochs)
         shape = images.train.x.shape
-        model = build_model(_given(config.model), (shape[1], shape[2], shape[3]), len(images.classes))
+        model = build_model(
+            _given(config.model),
+            (shape[1], shape[2], shape[3]),
+            len(images.classes),
+            activation=config.activation,
+            normalise=dataset_statistics(config.data, images.train) if config.normalise == "dataset" else None,
+        )
         self.method.check(model)
         model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         step = Step(
@@ -288,6 +294,7 @@ class Run:
         config, model = self.config, self.step.model
         shape = self.images.test.x.shape
         header = {"kind": "model", "model": config.model, "shape": shape[1:], "classes": self.images.classes}
+        header |= {"activation": config.activation, "normalise": config.normalise}
         checkpoint.write_tensors(self.directory / "model.safetensors", model.state_dict(), header)
         self.watcher.said(f"evaluating {config.final} on {len(self.images.test)} test images")
         x, y = to_tensors(self.images.test, self.device)
