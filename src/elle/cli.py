@@ -227,10 +227,29 @@ def methods(as_json: AsJson = False) -> None:
             "weight_gradients": row.cost.weight_gradients,
             "cost": row.cost.total,
             "double_backpropagation": row.double_backpropagation,
+            "needs": row.needs,
+            "collapse": row.collapse,
         }
         for row in METHODS.values()
     ]
-    _print_rows(rows, as_json)
+    if as_json:
+        _print_json(rows)
+        return
+    columns = ["name", "paper", "passes", "double backpropagation", "needs", "collapse, as the paper reports it"]
+    passes = ("forwards", "input_gradients", "weight_gradients")
+    table = [
+        [
+            str(row["name"]),
+            str(row["paper"]),
+            "+".join(str(row[kind]) for kind in passes) + f" = {row['cost']}",
+            "yes" if row["double_backpropagation"] else "",
+            str(row["needs"]).replace("double backpropagation", ""),
+            str(row["collapse"]),
+        ]
+        for row in rows
+    ]
+    _print_table(columns, table)
+    print("passes for each image and step: forwards + input gradients + weight gradients")
 
 
 @app.command()

@@ -29,7 +29,7 @@ class Guided:
     """CE + weight * distance(f(x), f(x_adv)), x_adv one step up the same sum from a random corner (GAT, NuAT).
 
     GAT: the squared l2 distance of the softmax outputs (arXiv 2011.14969); NuAT: the nuclear norm of the
-    difference of the batch's logits, divided by B (OpenReview Rkm1jVSnRvc).
+    difference of the batch's logits, divided by B (Sriramanan et al., NeurIPS 2021).
     """
 
     distance: Literal["softmax", "nuclear"] = "softmax"
@@ -107,7 +107,7 @@ class LatentStep:
     """Cross-entropy with the input and inner activations each moved along the sign of its own gradient (SLAT).
 
     One backward at the clean image gives all the gradients; nothing is changed in the network, hooks add the steps
-    (Park & Lee, arXiv 2110.14127).
+    (Park & Lee, arXiv 2104.01575).
     """
 
     alpha: float = 0.9

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from elle.config import Config, format_radius, parse_config
+from elle.core.attacks import Norm
 from elle.core.schedules import SCHEDULES
 from elle.data.registry import dataset_statistics, load_dataset
 from elle.data.resident import Resident, split_validation, to_tensors
@@ -29,8 +30,8 @@ from elle.engine.runtime import (
 )
 from elle.engine.step import RECORDED, Step
 from elle.errors import InputError, WorkError
-from elle.evaluation.evaluate import evaluate, evaluation_mode, parse_attacks, surviving
-from elle.evaluation.metrics import mean_error
+from elle.evaluation.evaluate import EvaluationAttack, evaluate, evaluation_mode, parse_attacks, surviving
+from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error
 from elle.methods import configured
 from elle.models.registry import build_model
 from elle.version import __version__
@@ -47,6 +48,13 @@ class Watcher:
     stepped: Callable[[int], None] = lambda step: None
     recorded: Callable[[Record], None] = lambda record: None
     said: Callable[[str], None] = lambda text: None
+
+
+def parse_track(track: str, norm: Norm) -> tuple[list[EvaluationAttack], str]:
+    """`clean,pgd-10,misalignment` -> the attacks, and the names of the linearity metrics, which may be none."""
+    names = [name.strip() for name in track.split(",") if name.strip()]
+    metrics = [name for name in names if name in METRICS]
+    return parse_attacks(",".join(name for name in names if name not in METRICS), norm), ",".join(metrics)
 
 
 def run_directory(config: Config) -> Path:
@@ -86,7 +94,7 @@ class Run:
         self.config, self.directory, self.watcher = config, directory, watcher
         self.device = pick_device(config.device)
         self.precision = pick_precision(config.precision, self.device)
-        self.attacks = parse_attacks(config.track, config.norm)
+        self.attacks, self.metrics = parse_track(config.track, config.norm)
         parse_attacks(config.final, config.norm)
         self.method = configured(
             config.method,
@@ -256,6 +264,11 @@ class Run:
                 record[one.name] = float(surviving(model, x, y, one, _given(self.config.eps), 1024).float().mean())
             error = mean_error(model, x, y, _given(self.config.eps), norm=self.config.norm)
             record["tracked_error"] = _number(error)
+        if self.metrics:
+            found = linearity_metrics(
+                model, x, y, _given(self.config.eps), metric=self.metrics, norm=self.config.norm, seed=self.config.seed
+            )
+            record |= {f"tracked_{name}": one.get("mean") for name, one in found.items()}
         record["eval_seconds"] = round(time.perf_counter() - started, 3)
         return record
 
