@@ -69,6 +69,8 @@ class Subspace:
 
     def _form(self, samples: Tensor) -> None:
         """Replace the samples by their principal components, unit rows, and zeros below."""
+        # First by the first: the mean is then rounded to the spread of the samples, not to their size.
+        samples -= samples[0].clone()
         samples -= samples.mean(0)
         # Through the small matrix of inner products: samples x samples instead of parameters x parameters.
         # In float64: the spectrum of a smooth path falls below float32's (on a GPU TF32's) precision within few rows.
