@@ -314,9 +314,13 @@ def configured(
         layers.append({"weight": {"value": weight}})
     ball: dict[str, Any] = ({"norm": norm} if norm != "linf" else {}) | ({"clip": True} if clip else {})
     layers.append({slot: ball for slot in ("attack", "regulariser") if ball and getattr(method, slot) is not None})
+    if norm != "linf" and isinstance(method.loss, Penalised):
+        layers.append({"loss": {"norm": norm}})
     for layer in [*layers, options or {}]:
         for slot, fields in layer.items():
             method = _with_fields(method, slot, fields)
+    if isinstance(method.loss, (*_OWN_POINTS, VertexMix)) and getattr(method.regulariser, "form", "") == "2p":
+        raise InputError(f"method.regulariser.form=2p needs the attack's points, where {name} does not train")
     return method
 
 
@@ -326,6 +330,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "int | None": (int,),
     "bool": (bool,),
     "Norm": (str,),
+    "str": (str,),
 }
 """What a field may hold, by its annotation."""
 
