@@ -195,6 +195,9 @@ class Run:
         checkpoint.write_lines(self.directory / "metrics.jsonl", self.history)
         if self.monitor is not None:
             checkpoint.write_lines(self.directory / "probes.jsonl", self.monitor.monitor.readings)
+        steps = checkpoint.read_lines(self.directory / "steps.jsonl")
+        whole = [line for line in steps if line["epoch"] <= self.done // self.steps_per_epoch]
+        checkpoint.write_lines(self.directory / "steps.jsonl", whole)
         for newer in checkpoint.checkpoints(self.directory):
             if newer.name > checkpoint.checkpoint_path(self.directory, self.done).name:
                 newer.unlink()
@@ -308,7 +311,8 @@ class Run:
         if means["loss"] is None or not all(
             bool(value.isfinite().all()) for value in self.step.model.state_dict().values()
         ):
-            self._event("diverged", step=self.done)
+            if self.monitor is None or self.monitor.monitor.condition != "divergence":
+                self._event("divergence", step=self.done)
             raise WorkError(
                 f"training diverged in epoch {epoch + 1}: the loss or the network is not finite; "
                 f"lower lr (now {self.config.lr}) or weight and start again"
@@ -321,6 +325,7 @@ class Run:
         already = self.collapse()
         self.history.append(record)
         checkpoint.append_line(self.directory / "metrics.jsonl", record)
+        checkpoint.append_line(self.directory / "steps.jsonl", _columns(epoch + 1, self.done, rows))
         if self.done % self.steps_per_epoch == 0:
             self.epoch_seconds = 0.0
             self.step.position.zero_()
@@ -413,6 +418,16 @@ def _given(value: Value | None) -> Value:
     """A value that `Config.resolved` has filled in."""
     assert value is not None
     return value
+
+
+def _columns(epoch: int, last: int, rows: Tensor) -> Record:
+    """Every step of an epoch in one line: `step` is the first, and a column a quantity, to five digits."""
+    columns = {
+        name: [_number(float(f"{value:.5g}")) for value in rows[:, k].tolist()]
+        for k, name in enumerate(RECORDED)
+    }
+    known = {name: values for name, values in columns.items() if any(value is not None for value in values)}
+    return {"epoch": epoch, "step": last - len(rows) + 1} | known
 
 
 def _number(value: Tensor | float) -> float | None:
