@@ -2,7 +2,7 @@
 
     python benchmarks/detection.py --jobs 12                           # the data that come with elle
     python benchmarks/detection.py --jobs 6 --root DATA --save         # and CIFAR-10
-    python benchmarks/detection.py --from runs/a runs/b                # finished run directories, judged by their records
+    python benchmarks/detection.py --from runs/a runs/b                # also finished run directories
 
 The truth is PGD-20 on test images, measured at every look of the monitor, under the definition of docs/collapse.md:
 below half of its best for an epoch while single-step accuracy keeps more than half of its own. A run passes if the
@@ -80,12 +80,12 @@ def make_run(words: str, runs: Path, root: str | None, images: int, device: str)
 
     def stepped(step: int) -> None:
         run = holder[0]
-        if step % run.probe_every:
+        if step % run.guard.every:
             return
         eps = run.config.eps or 0.0
         found = evaluate(run.step.model, *test, "pgd-20", eps, norm=run.config.norm, batch=1000)["pgd-20"]
         within = (step - 1) % run.steps_per_epoch + 1
-        rows = run.step.records[max(0, within - run.probe_every) : within, 1]
+        rows = run.step.records[max(0, within - run.guard.every) : within, 1]
         append_line(
             directory / "truth.jsonl",
             {"step": step, "pgd-20": found["accuracy"], "accuracy": float(rows.nanmean())},
@@ -196,9 +196,7 @@ def run_all(chosen: list[str], args: argparse.Namespace) -> list[Path]:
     # A fresh interpreter each: CUDA does not survive a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        jobs = {
-            pool.submit(make_run, words, args.runs, args.root, args.images, args.device): words for words in chosen
-        }
+        jobs = {pool.submit(make_run, words, args.runs, args.root, args.images, args.device): words for words in chosen}
         for job in as_completed(jobs):
             try:
                 directories.append(job.result())

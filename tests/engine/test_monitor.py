@@ -99,11 +99,11 @@ PROBED = {
     ),
     "a look that is not finite": ([*RISING, *[reading(0, 0.0, error=None)] * 3], [("divergence", 70, 70)]),
     "a slow decline after the rate has dropped": (
-        [*[reading(0, 0.45)] * 12, *[reading(0, 0.45 - 0.01 * k, accuracy=0.55 + 0.02 * k, rate=0.01) for k in range(9)]],
+        [*[reading(0, 0.45)] * 12, *[reading(0, 0.45 - k / 100, accuracy=0.55 + k / 50, rate=0.01) for k in range(9)]],
         [("robust overfitting", 210, 60)],
     ),
     "a slow decline at the full rate": (
-        [*[reading(0, 0.45)] * 12, *[reading(0, 0.45 - 0.01 * k, accuracy=0.55 + 0.02 * k) for k in range(9)]],
+        [*[reading(0, 0.45)] * 12, *[reading(0, 0.45 - k / 100, accuracy=0.55 + k / 50) for k in range(9)]],
         [],
     ),
 }  # fmt: skip
@@ -164,10 +164,10 @@ def test_a_monitor_restored_from_json_goes_on_as_if_nothing_had_happened(name, c
     for one in readings[:cut]:
         first.observe(one)
     second = Monitor()
-    second.restore(json.loads(json.dumps(first.state())))
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     for one in readings[cut:]:
         second.observe(one)
-    assert second.state() == whole.state()
+    assert second.state_dict() == whole.state_dict()
 
 
 def test_what_a_rollback_has_undone_is_forgotten_but_not_the_verdict():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,9 +18,8 @@ from elle.data.registry import load_dataset
 from elle.data.resident import Resident, split_validation, to_tensors
 from elle.data.sources import ImageSet
 from elle.engine import checkpoint
-from elle.engine.guard import MAX_ROLLBACKS, Guard, strengthened, strengthened_times
+from elle.engine.guard import Guard
 from elle.engine.monitor import Verdict, collapse_epoch
-from elle.engine.probe import IMAGES, CollapseMonitor
 from elle.engine.runtime import (
     GraphedStep,
     autocast,
@@ -107,7 +106,7 @@ class Run:
         if config.compile == "graph" and self.device.type != "cuda":
             raise InputError("compile=graph needs an NVIDIA GPU; leave it out or set compile=off")
         self.run_step = self._runnable()
-        self.monitor, self.guard = self._monitor(), Guard()
+        self.guard = Guard(self)
         self.schedule = SCHEDULES[config.schedule]
         self.history: list[Record] = []
         self.done = 0
@@ -141,25 +140,6 @@ class Run:
             return GraphedStep(self.step, self.batch, self.device)
         return self.step
 
-    def _monitor(self) -> CollapseMonitor | None:
-        """On by default for every method that trains on a single attack step."""
-        config, attack = self.config, self.method.attack
-        wanted = config.on_collapse != "warn" or (attack is not None and attack.steps == 1)
-        twice_an_epoch = -(-self.steps_per_epoch // 2) if wanted else 0
-        self.probe_every = twice_an_epoch if config.probe_every is None else config.probe_every
-        if not self.probe_every:
-            if config.on_collapse != "warn":
-                raise InputError(f"on_collapse={config.on_collapse} needs the monitor; leave probe_every=0 out")
-            return None
-        x, y = self.tracked
-        # Spread over the set, which may be sorted by class.
-        chosen = torch.linspace(0, len(x) - 1, min(IMAGES, len(x)), device=self.device).long()
-        x = x[chosen].contiguous(memory_format=torch.channels_last)
-        per_epoch = max(1, self.steps_per_epoch // self.probe_every)
-        return CollapseMonitor(
-            x, y[chosen], _given(config.eps), norm=config.norm, per_epoch=per_epoch, seed=config.seed
-        )
-
     @property
     def last_step(self) -> int:
         return min(self.total_steps, self.config.max_steps or self.total_steps)
@@ -175,26 +155,23 @@ class Run:
         if different:
             words = ", ".join(saved.spelled(key) for key in different)
             raise InputError(f"{path} belongs to a run with {words}; give the same values, or choose another --out")
-        guard = header.get("guard", {"rollbacks": 0, "healthy_step": 0})
         try:
-            self._use(strengthened_times(self.method, self.config, guard["rollbacks"]))
+            self.guard.restore_method(header)
             self.step.restore(tensors)
-            self.guard.restore(tensors, guard, self.step.state())
-            if self.monitor is not None and "monitor" in header:
-                self.monitor.load_state_dict(header["monitor"])
+            self.guard.restore(tensors, header)
         except (KeyError, RuntimeError, TypeError) as problem:
             raise InputError(f"{path} does not fit this run: {problem}") from None
         self.done, self.history, self.epoch_seconds = header["step"], header["history"], header["epoch_seconds"]
         # Records after the checkpoint come again; anything newer on disk is from work that is being redone.
-        self._rewrite()
-        self._event("resume", step=self.done)
+        self.rewrite()
+        self.event("resume", step=self.done)
         self.watcher.said(f"continuing from step {self.done} of {self.last_step} ({path.name})")
 
-    def _rewrite(self) -> None:
+    def rewrite(self) -> None:
         """Make the run directory that of a run which has come to step `done` and no further."""
         checkpoint.write_lines(self.directory / "metrics.jsonl", self.history)
-        if self.monitor is not None:
-            checkpoint.write_lines(self.directory / "probes.jsonl", self.monitor.monitor.readings)
+        if self.guard.monitor is not None:
+            checkpoint.write_lines(self.directory / "probes.jsonl", self.guard.monitor.readings)
         steps = checkpoint.read_lines(self.directory / "steps.jsonl")
         whole = [line for line in steps if line["epoch"] <= self.done // self.steps_per_epoch]
         checkpoint.write_lines(self.directory / "steps.jsonl", whole)
@@ -202,7 +179,7 @@ class Run:
             if newer.name > checkpoint.checkpoint_path(self.directory, self.done).name:
                 newer.unlink()
 
-    def _use(self, method: Method) -> None:
+    def use(self, method: Method) -> None:
         """Train with another method from now on: its step is captured anew."""
         if method != self.step.method:
             self.step.use(method)
@@ -212,7 +189,7 @@ class Run:
         """Train what is left, evaluate on the test set, write the weights and the result."""
         self.watcher.started(self.config, self.last_step, self.done)
         if not self.history and self.done == 0:
-            self._rewrite()
+            self.rewrite()
         with stop_signals() as stopped:
             while self.done < self.last_step:
                 self._epoch(stopped)
@@ -231,10 +208,8 @@ class Run:
             self.run_step(order[k * self.batch : (k + 1) * self.batch])
             self.done += 1
             self.watcher.stepped(self.done)
-            if self.monitor is not None and self.done % self.probe_every == 0:
-                verdict = self._look(k + 1)
-                if verdict is not None and self._act(verdict, self.epoch_seconds + time.perf_counter() - started):
-                    return
+            if self.guard.due() and self.guard.look(k + 1, self.epoch_seconds + time.perf_counter() - started):
+                return  # rolled back: the loop goes on from another step
             if stopped() and k + 1 < self.steps_per_epoch:
                 self.epoch_seconds += time.perf_counter() - started
                 self._stop(stopped())
@@ -243,67 +218,11 @@ class Run:
         rows = self.step.records[: k + 1].cpu()  # waits for the device
         self.epoch_seconds += time.perf_counter() - started
         if k + 1 < self.steps_per_epoch:
-            self._save()
+            self.save()
             return
         self._record(epoch, rows)
         if stopped():
             self._stop(stopped())
-
-    def _look(self, position: int) -> Verdict | None:
-        """Look for a collapse, in the training precision and apart from its random state."""
-        assert self.monitor is not None
-        rows = self.step.records[max(0, position - self.probe_every) : position].nanmean(0).tolist()
-        means = dict(zip(RECORDED, (_number(value) for value in rows), strict=True))
-        rate = _number(self.step.lr)
-        with autocast(self.device, self.precision):
-            verdict = self.monitor.check(
-                self.step.model, self.done, loss=means["loss"], accuracy=means["accuracy"], rate=rate
-            )
-        checkpoint.append_line(self.directory / "probes.jsonl", self.monitor.monitor.readings[-1])
-        if self.config.on_collapse != "warn" and self.monitor.monitor.healthy:
-            self.guard.keep(self.step.state(), self.done)
-        return verdict
-
-    def _act(self, verdict: Verdict, seconds: float) -> bool:
-        """Tell of a verdict and do what `on_collapse` says; whether the run has been rolled back."""
-        self._event(verdict.kind.replace(" ", "_"), **{k: v for k, v in asdict(verdict).items() if k != "kind"})
-        self.watcher.judged(verdict)
-        self.watcher.said(str(verdict))
-        if verdict.kind != "collapse" or self.config.on_collapse == "warn":
-            return False
-        if self.guard.tensors is None:
-            raise WorkError(f"stopped: {verdict}; no healthy state was kept; start again with on_collapse=rollback")
-        spent = self.guard.rollbacks == MAX_ROLLBACKS
-        if self.config.on_collapse == "rollback" and not spent:
-            self.guard.rollbacks += 1
-            self._roll_back(seconds, strengthened(self.step.method, self.config))
-            return True
-        self._roll_back(seconds, self.step.method)
-        self._save()
-        advice = "start again with method=elle-a" if spent else "continue it with --resume on_collapse=rollback"
-        raise WorkError(
-            f"stopped after {self.guard.rollbacks} rollbacks: {verdict}; the run is back at its last healthy state, "
-            f"step {self.done}, and saved; {advice}"
-        )
-
-    def _roll_back(self, seconds: float, method: Method) -> None:
-        """Back to the last healthy state and on from there with `method`; the time lost stays counted."""
-        assert self.monitor is not None
-        at, self.done = self.done, self.guard.step
-        dropped = [record for record in self.history if record["step"] > self.done]
-        self.history = [record for record in self.history if record["step"] <= self.done]
-        self.epoch_seconds = seconds + sum(record["seconds"] for record in dropped)
-        self._use(method)
-        rule = {name: value for name, value in self.step.state().items() if name.startswith("rule.")}
-        self.step.restore(_given(self.guard.tensors) | rule)
-        if self.done % self.steps_per_epoch == 0:
-            self.step.position.zero_()
-        readings = self.monitor.monitor.forget(self.done)
-        self._rewrite()
-        now = {"method": method.name, "weight": method.weight.value if method.weight else None}
-        self._event("rollback", step=self.done, undone_from=at, **now, records=dropped, probes=readings)
-        weight = f" at weight {now['weight']:g}" if method.weight else ""
-        self.watcher.said(f"rolled back to step {self.done}, going on with {method.name}{weight}")
 
     def _record(self, epoch: int, rows: Tensor) -> None:
         """Write down an epoch, and a checkpoint where the epoch is whole."""
@@ -311,8 +230,8 @@ class Run:
         if means["loss"] is None or not all(
             bool(value.isfinite().all()) for value in self.step.model.state_dict().values()
         ):
-            if self.monitor is None or self.monitor.monitor.condition != "divergence":
-                self._event("divergence", step=self.done)
+            if self.guard.condition != "divergence":
+                self.event("divergence", step=self.done)
             raise WorkError(
                 f"training diverged in epoch {epoch + 1}: the loss or the network is not finite; "
                 f"lower lr (now {self.config.lr}) or weight and start again"
@@ -329,11 +248,11 @@ class Run:
         if self.done % self.steps_per_epoch == 0:
             self.epoch_seconds = 0.0
             self.step.position.zero_()
-            self._save()
+            self.save()
         self.watcher.recorded(record)
         since = self.collapse()
-        if self.monitor is None and since is not None and already is None:
-            self._event("collapse", step=self.done, epoch=since)
+        if self.guard.monitor is None and since is not None and already is None:
+            self.event("collapse", step=self.done, epoch=since)
             self.watcher.said(f"collapse: accuracy under attack has been below half of its best since epoch {since}")
 
     def _track(self) -> Record:
@@ -359,37 +278,36 @@ class Run:
         index = collapse_epoch([record["accuracy"] for record in seen], [record[multi] for record in seen])
         return None if index is None else int(seen[index]["epoch"])
 
-    def _save(self) -> Path:
-        healthy, guard = self.guard.state()
+    def save(self) -> Path:
+        healthy, guarded = self.guard.state()
         header = {
             "version": __version__,
             "config": self.config.model_dump(),
             "history": self.history,
             "epoch_seconds": self.epoch_seconds,
-            "guard": guard,
         }
-        if self.monitor is not None:
-            header["monitor"] = self.monitor.state_dict()
-        return checkpoint.save_checkpoint(self.directory, self.done, self.step.state() | healthy, header)
+        return checkpoint.save_checkpoint(self.directory, self.done, self.step.state() | healthy, header | guarded)
 
     def _stop(self, signal_name: str | None) -> None:
         if not checkpoint.checkpoint_path(self.directory, self.done).exists():
-            self._save()
-        self._event("stop", step=self.done, signal=signal_name)
+            self.save()
+        self.event("stop", step=self.done, signal=signal_name)
         raise WorkError(
             f"stopped by {signal_name} at step {self.done} of {self.last_step}; everything is saved; "
             f"continue with: elle train --out {self.directory} --resume"
         )
 
-    def _event(self, kind: str, **values: Any) -> None:
+    def event(self, kind: str, **values: Any) -> None:
         line = {"event": kind, "time": round(time.time(), 3)} | values
         checkpoint.append_line(self.directory / "events.jsonl", line)
 
+    def model_header(self) -> dict[str, Any]:
+        shape = self.images.test.x.shape
+        return {"kind": "model", "model": self.config.model, "shape": shape[1:], "classes": self.images.classes}
+
     def _result(self) -> dict[str, Any]:
         config, model = self.config, self.step.model
-        shape = self.images.test.x.shape
-        header = {"kind": "model", "model": config.model, "shape": shape[1:], "classes": self.images.classes}
-        checkpoint.write_tensors(self.directory / "model.safetensors", model.state_dict(), header)
+        checkpoint.write_tensors(self.directory / "model.safetensors", model.state_dict(), self.model_header())
         self.watcher.said(f"evaluating {config.final} on {len(self.images.test)} test images")
         x, y = to_tensors(self.images.test, self.device)
         final = evaluate(model, x, y, config.final, _given(config.eps), norm=config.norm, seed=config.seed)
@@ -403,14 +321,14 @@ class Run:
             "classes": list(self.images.classes),
             "steps": self.done,
             "collapse_epoch": self.collapse(),
-            "verdicts": [asdict(verdict) for verdict in self.monitor.verdicts] if self.monitor is not None else [],
+            "verdicts": self.guard.verdicts(),
             "rollbacks": self.guard.rollbacks,
             "seconds_per_epoch": sorted(epoch_seconds)[len(epoch_seconds) // 2] if epoch_seconds else None,
             "train_seconds": round(sum(epoch_seconds), 3),
             "test": final,
         }
         checkpoint.write_json(self.directory / "result.json", result)
-        self._event("finish", step=self.done)
+        self.event("finish", step=self.done)
         return result
 
 
@@ -423,8 +341,7 @@ def _given(value: Value | None) -> Value:
 def _columns(epoch: int, last: int, rows: Tensor) -> Record:
     """Every step of an epoch in one line: `step` is the first, and a column a quantity, to five digits."""
     columns = {
-        name: [_number(float(f"{value:.5g}")) for value in rows[:, k].tolist()]
-        for k, name in enumerate(RECORDED)
+        name: [_number(float(f"{value:.5g}")) for value in rows[:, k].tolist()] for k, name in enumerate(RECORDED)
     }
     known = {name: values for name, values in columns.items() if any(value is not None for value in values)}
     return {"epoch": epoch, "step": last - len(rows) + 1} | known

@@ -44,12 +44,13 @@ class Verdict:
 
 
 class Monitor:
-    """Judges each new reading in the light of those before; `state` is plain data and `restore` takes it back."""
+    """Judges each new reading in the light of those before; `state_dict` is plain data."""
 
     def __init__(self, per_epoch: int = 2) -> None:
         self.per_epoch = per_epoch
         self.readings: list[Reading] = []
         self.verdicts: list[Verdict] = []
+        """Every verdict so far, oldest first."""
         self.condition: Kind | None = None
         """The verdict that stands; None for a healthy run."""
 
@@ -77,14 +78,14 @@ class Monitor:
         self.condition = None
         return dropped
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {
             "readings": list(self.readings),
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
             "condition": self.condition,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.readings = list(state["readings"])
         self.verdicts = [Verdict(**verdict) for verdict in state["verdicts"]]
         self.condition = state["condition"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +12,12 @@ from elle.core.linearity import Linearity
 from elle.engine.monitor import Monitor, Reading, Verdict
 from elle.evaluation.evaluate import evaluation_mode
 
-STEPS = 3
-"""Steps of the probe's multi-step attack. A look costs 2 + 2 * 3 passes for the attacks, 3 for E_lin, 3 to classify."""
 IMAGES = 128
-"""Images in a run's probe: with two looks an epoch of 382 steps, 1.5 % of the passes of FGSM training."""
+"""Images in a run's probe. A look costs 2 passes for the single step, 2 for each step of the multi-step attack, 3 for
+E_lin and 3 to classify: with three steps, two looks an epoch of 382 steps are 1.5 % of FGSM training's passes."""
 
 
-class CollapseMonitor:
+class CollapseMonitor(Monitor):
     """Looks at a network in training on a fixed probe and says when it collapses (docs/collapse.md).
 
         monitor = elle.CollapseMonitor(x_probe, y_probe, eps=8/255)      # 128 validation images in [0, 1]
@@ -46,11 +44,13 @@ class CollapseMonitor:
             raise ValueError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
         if per_epoch < 1:
             raise ValueError(f"per_epoch is {per_epoch}; it is how often an epoch you call check, 1 or more")
+        super().__init__(per_epoch)
         self.x, self.y, self.eps, self.seed = x, y, eps, seed
         self.single = SignStep(clip=True, norm=norm)
-        self.multi = SignStep(alpha=0.5, steps=STEPS, clip=True, norm=norm)
-        self.error = Linearity(norm=norm)
-        self.monitor = Monitor(per_epoch)
+        # Three steps break a collapsed network in a small ball; in a large one, such as MNIST's, they do not.
+        small = eps <= (24 / 255 if norm == "linf" else 1)
+        self.multi = SignStep(0.5, 3, clip=True, norm=norm) if small else SignStep(0.25, 10, 1, clip=True, norm=norm)
+        self.linearity = Linearity(norm=norm)
 
     def check(
         self,
@@ -67,12 +67,7 @@ class CollapseMonitor:
         optional: with them robust overfitting is told too, and a collapse under a noisy training attack more surely.
         """
         reading = self.look(model) | {"step": step, "loss": loss, "accuracy": accuracy, "rate": rate}
-        return self.monitor.observe(reading)
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        """Every verdict so far, oldest first."""
-        return self.monitor.verdicts
+        return self.observe(reading)
 
     def look(self, model: nn.Module) -> Reading:
         """Accuracies and E_lin on the probe, in the precision of the autocast around it."""
@@ -80,7 +75,7 @@ class CollapseMonitor:
         with evaluation_mode(model, self.seed, x.device):
             x_single, x_multi = self.single(model, x, y, self.eps), self.multi(model, x, y, self.eps)
             with torch.no_grad():
-                error = self.error(model, x, y, self.eps).mean()
+                error = self.linearity(model, x, y, self.eps).mean()
                 logits = model(torch.cat([x, x_single, x_multi]))
         # NaN logits would pass for class 0.
         correct = (logits.argmax(1) == y.repeat(3)) & ~logits.isnan().any(1)
@@ -93,10 +88,3 @@ class CollapseMonitor:
             "error": value if math.isfinite(value) else None,
             "chance": 1 / logits.shape[1],
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain data to keep in a checkpoint."""
-        return self.monitor.state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.monitor.restore(state)
