@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elle.data.sources import CIFAR10_CLASSES
+from elle.data.cifar import CIFAR10
 
 BATCH = 20  # images per file; the official ones hold 10,000
 
@@ -26,7 +26,7 @@ def write_binary(root: Path) -> Path:
     folder.mkdir(parents=True)
     for name, (x, y) in fake_batches().items():
         (folder / f"{name}.bin").write_bytes(np.column_stack([y, x]).tobytes())
-    (folder / "batches.meta.txt").write_text("\n".join(CIFAR10_CLASSES) + "\n\n")
+    (folder / "batches.meta.txt").write_text("\n".join(CIFAR10.classes) + "\n\n")
     return folder
 
 
@@ -35,7 +35,7 @@ def write_python(root: Path) -> Path:
     folder.mkdir(parents=True)
     for name, (x, y) in fake_batches().items():
         (folder / name).write_bytes(batch_pickle(x, list(map(int, y))))
-    names = py2_list([py2_string(name.encode()) for name in CIFAR10_CLASSES])
+    names = py2_list([py2_string(name.encode()) for name in CIFAR10.classes])
     meta = {b"label_names": names, b"num_cases_per_batch": py2_int(10_000), b"num_vis": py2_int(3072)}
     (folder / "batches.meta").write_bytes(py2_pickle(py2_dict(meta)))
     return folder
