@@ -9,11 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from elle.data.files import Files, Folder
-from elle.data.sources import ImageSet, Layout, Published, Split, checked_split, describe
+from elle.data.sources import MAX_ARRAY, ImageSet, Layout, Published, Split, checked_split, describe
 from elle.errors import InputError
 
-MAX_ARRAY = 2**33
-"""Bytes of one array: a set that is held whole on the device; larger ones are streamed from an image folder."""
 _SPLITS = ("train", "test")
 _WRITE = "write it with numpy.savez(file, x=images, y=labels)"
 _LAYOUTS = (

@@ -100,7 +100,7 @@ def _python(
         if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != _PIXELS:
             raise InputError(f"{name}: `data` is {describe(x)}, not uint8 [N, {_PIXELS}]; {about.again}")
         if not isinstance(labels, list) or not all(type(label) is int and abs(label) < 256 for label in labels):
-            raise InputError(f"{name}: `{label_key}` is {describe(labels)}, not a list of integers below 256; {about.again}")
+            raise InputError(f"{name}: `{label_key}` is {describe(labels)}, not a list of integers; {about.again}")
         return checked_split(name, x.reshape(-1, 3, 32, 32), np.array(labels), len(about.classes), about.again)
 
     def load(files: Files) -> ImageSet:

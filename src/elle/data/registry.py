@@ -9,6 +9,7 @@ from typing import Any
 from elle.data.arrays import own_arrays
 from elle.data.bundled import digits, mnist5k
 from elle.data.cifar import cifar10, cifar100
+from elle.data.folder import load_folder
 from elle.data.idx import fashion_mnist, mnist
 from elle.data.mat import svhn
 from elle.data.sources import ImageSet
@@ -125,8 +126,8 @@ _ROWS = (
         "99,289 digits of house numbers, 32 x 32 colour pixels",
         _from(svhn),
         needs_root=True,
-        # A mirrored digit is another sign or none, so no flip.
-        defaults=_CIFAR | {"epochs": 15, "lr": 0.05, "flip": False},
+        # As published: neither crops nor mirror images, which are no digits.
+        defaults=_CIFAR | {"epochs": 15, "lr": 0.05, "crop": 0, "flip": False},
         weights={"elle": 20_000.0, "elle-a": 20_000.0},
     ),
     Dataset(
@@ -151,6 +152,14 @@ _ROWS = (
         _from(own_arrays),
         needs_root=True,
         defaults=_CIFAR | {"validation": 0, "crop": 0, "flip": False},
+        weights={"elle": 4_000.0, "elle-a": 4_000.0},
+    ),
+    Dataset(
+        "folder",
+        "your own small images of one size: train/CLASS/*.png, test/CLASS/*.png (or .jpg, .webp; val/ for test/)",
+        _from(load_folder),
+        needs_root=True,
+        defaults=_CIFAR | {"validation": 0},
         weights={"elle": 4_000.0, "elle-a": 4_000.0},
     ),
 )

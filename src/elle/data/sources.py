@@ -12,6 +12,9 @@ import numpy.typing as npt
 from elle.data.files import Files, Folder, open_archive
 from elle.errors import InputError
 
+MAX_ARRAY = 2**33
+"""Bytes of one array: a set that is held whole on the device; larger ones are streamed from an image folder."""
+
 
 @dataclass(frozen=True)
 class Split:
