@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from elle.errors import InputError
+from elle.errors import InputError, WorkError
 
 MAX_BYTES = 2**30
 """Of one file, and of everything in one archive: five times the largest set that is read this way."""
@@ -93,61 +93,71 @@ def inflate(raw: bytes | memoryview, size: int, name: str, gzipped: bool = False
         raise InputError(f"{name}: its compressed data are damaged; get the file again") from None
 
 
+class _Unzipped:
+    """The contents of a .gz file, as a stream whose errors name the file."""
+
+    def __init__(self, path: Path, file: gzip.GzipFile) -> None:
+        self.path, self._file = path, file
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._file.read(size)
+        except (OSError, EOFError, zlib.error) as error:
+            reason = getattr(error, "strerror", None) or "is no gzip file, cut short or damaged"
+            raise InputError(f"{self.path}: {reason}; get the file again") from None
+
+
 class Member:
     """One entry of a tar file; it must be read before the next is asked for."""
 
-    def __init__(self, name: str, size: int, kind: bytes, stream: gzip.GzipFile) -> None:
+    def __init__(self, name: str, size: int, kind: bytes, stream: _Unzipped) -> None:
         self.name, self.size, self.left, self._stream = name, size, size, stream
         self.is_file = kind in (b"0", b"\0")
         self.is_folder = kind == b"5"
+        self.is_note = kind in (b"x", b"g")
 
     def read(self, size: int | None = None) -> bytes:
         """The next `size` bytes, or all that are left."""
         part = self._stream.read(self.left if size is None else min(size, self.left))
         self.left -= len(part)
         if not part and self.left:
-            raise EOFError
+            raise InputError(f"{self._stream.path}: ends within {self.name[:80]!r}; get the file again")
         return part
 
 
 def read_tar(path: Path) -> Iterator[Member]:
-    """The entries of a .tar.gz in order.
+    """The entries of a .tar.gz in order, less those that only say more about others, such as parts of seconds.
 
     Not by the standard library's tarfile, which also makes links, devices and sparse files of a header's claims,
     and in some versions reads long headers in quadratic time: sets come as plain files, and that is all read here.
     """
     try:
-        with gzip.open(path) as stream:
-            yield from _members(path, stream)
-    except InputError:
-        raise
+        file = gzip.open(path)  # noqa: SIM115 (closed below; what fails while it is read is another error)
     except OSError as error:
-        reason = f"cannot be read ({error.strerror or 'no gzip file, or damaged'})"
-        raise InputError(f"{path}: {reason}; get the file again") from None
-    except (EOFError, zlib.error, ValueError):
-        raise InputError(f"{path}: is cut short or damaged; get the file again") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check the file") from None
+    with file:
+        stream = _Unzipped(path, file)
+        total = 0
+        while any(header := stream.read(_BLOCK)):
+            member = _member(header, stream)
+            total += member.size
+            if total > MAX_BYTES:
+                raise InputError(f"{path}: unpacks to more than {MAX_BYTES} bytes; get the file again")
+            if not member.is_note:
+                yield member
+            while member.left:
+                member.read(2**20)
+            stream.read(-member.size % _BLOCK)
 
 
-def _members(path: Path, stream: gzip.GzipFile) -> Iterator[Member]:
-    total = 0
-    while True:
-        header = stream.read(_BLOCK)
-        if len(header) < _BLOCK:
-            raise EOFError
-        if not any(header):
-            return
-        checksum = int(header[148:156].strip(b" \0"), 8)
-        if checksum != sum(header) - sum(header[148:156]) + 8 * ord(" "):
-            raise InputError(f"{path}: is no tar file, or damaged; get the file again")
-        member = Member(_name(header), int(header[124:136].strip(b" \0") or b"0", 8), header[156:157], stream)
-        total += member.size
-        if member.size < 0 or total > MAX_BYTES:
-            raise InputError(f"{path}: unpacks to more than {MAX_BYTES} bytes; get the file again")
-        padding = -member.size % _BLOCK
-        yield member
-        while member.left:
-            member.read(2**20)
-        stream.read(padding)
+def _member(header: bytes, stream: _Unzipped) -> Member:
+    try:
+        size, checksum = (int(field.strip(b" \0") or b"0", 8) for field in (header[124:136], header[148:156]))
+    except ValueError:
+        size = checksum = -1
+    if size < 0 or checksum != sum(header) - sum(header[148:156]) + 8 * ord(" "):
+        raise InputError(f"{stream.path}: is no tar file, or damaged; get the file again")
+    return Member(_name(header), size, header[156:157], stream)
 
 
 def _name(header: bytes) -> str:
@@ -169,15 +179,22 @@ def unpack(archive: Path, target: Path) -> list[Path]:
         path = _destination(archive, member, target)
         if not member.is_file:
             continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.parent.resolve().is_relative_to(target.resolve()):
-            raise InputError(f"{path.parent}: is a link out of {target}; remove it")
-        path.unlink(missing_ok=True)  # never through a link that is already there
-        with open(path, "xb") as file:
-            while part := member.read(2**20):
-                file.write(part)
+        try:
+            _write(path, member, target)
+        except OSError as error:
+            raise WorkError(f"could not write {path}: {error.strerror}; repair that and run it again") from None
         written.append(path)
     return written
+
+
+def _write(path: Path, member: Member, target: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.resolve().is_relative_to(target.resolve()):
+        raise InputError(f"{path.parent}: is a link out of {target}; remove it")
+    path.unlink(missing_ok=True)  # never through a link that is already there
+    with open(path, "xb") as file:
+        while part := member.read(2**20):
+            file.write(part)
 
 
 def _destination(archive: Path, member: Member, target: Path) -> Path:

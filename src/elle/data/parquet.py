@@ -46,9 +46,9 @@ def _read(path: Path, about: Published) -> Split:
     except ImportError:
         raise InputError(f"{path}: parquet files need pyarrow; pip install 'elle-at[parquet]'") from None
     try:
+        image, label = _columns(path, parquet.read_schema(path).names)
         # Dictionaries stay dictionaries: one large image that a million rows refer to is not copied a million times.
-        with parquet.ParquetFile(path, read_dictionary=[f"{name}.bytes" for name in _IMAGES]) as file:
-            image, label = _columns(path, file)
+        with parquet.ParquetFile(path, read_dictionary=[f"{image}.bytes"]) as file:
             _check_size(path, file.metadata, about)
             table = file.read([f"{image}.bytes", label], use_threads=False)
             table.validate(full=True)
@@ -65,8 +65,7 @@ def _read(path: Path, about: Published) -> Split:
     return checked_split(str(path), x, y, len(about.classes), about.again)
 
 
-def _columns(path: Path, file: Any) -> tuple[str, str]:
-    names = file.schema_arrow.names
+def _columns(path: Path, names: list[str]) -> tuple[str, str]:
     image = next((name for name in _IMAGES if name in names), None)
     label = next((name for name in _LABELS if name in names), None)
     if image is None or label is None:
