@@ -8,6 +8,7 @@ import pytest
 from elle.cli_data import app
 from elle.data import download
 from elle.data.registry import DATASETS
+from elle.engine.trained import load_run
 
 from .data.layouts import encoded, small_images, write_npz
 
@@ -92,3 +93,18 @@ def test_nothing_there_names_the_places_and_where_the_root_came_from(elle, tmp_p
     outcome = elle("data", "check", "svhn")
     assert outcome.code == 2
     assert [word for word in ("data/svhn", "ELLE_DATA", "elle data get svhn") if word not in outcome.err] == []
+
+
+def test_class_names_travel_into_the_run_and_its_results(elle, tmp_path):
+    root = tmp_path / "mine"
+    root.mkdir()
+    for split, seed in (("train", 0), ("test", 1)):
+        x, y = small_images(40, (8, 8), seed)
+        np.savez(root / f"{split}.npz", x=x, y=y % 3)
+    (root / "classes.txt").write_text("red panda\nfox\nÜ-boat\n", encoding="utf-8")
+    words = ["data=arrays", f"root={root}", "model=small-cnn", "method=fgsm", "epochs=1", "batch=20", "final=clean"]
+    outcome = elle("train", *words, "eval_every=0", "device=cpu", f"out={tmp_path / 'run'}")
+    assert outcome.code == 0, outcome.err
+    names = ["red panda", "fox", "Ü-boat"]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["classes"] == names
+    assert load_run(tmp_path / "run").classes == tuple(names)
