@@ -193,6 +193,19 @@ def test_parquet_shards_are_joined_in_order(tmp_path, load, image, label, folder
     np.testing.assert_array_equal(images.test.y, parts[2][1])
 
 
+def test_shards_of_several_row_groups_are_read(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    write_parquet(tmp_path)
+    x, y = small_images(700, (32, 32, 3), 7)
+    table = pa.table({"img": [{"bytes": encoded(one, "PNG")} for one in x], "label": y})
+    parquet.write_table(table, tmp_path / "test-00000-of-00001.parquet", row_group_size=300)
+    images = cifar10(tmp_path)
+    np.testing.assert_array_equal(images.test.x, x.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(images.test.y, y)
+
+
 def test_grey_parquet_images_have_one_channel(tmp_path):
     write_parquet(tmp_path / "mnist", "image", shape=(28, 28))
     np.testing.assert_array_equal(mnist(tmp_path).test.x, small_images(10, (28, 28), 2)[0][:, None])
@@ -211,7 +224,9 @@ def test_wrong_shards_are_named(tmp_path, monkeypatch):
         ({"img": [{"bytes": encoded(np.zeros((8, 9, 3), np.uint8), "PNG")}], "label": [1]}, ["9 x 8 pixels"]),
         ({"img": [{"bytes": good}], "label": [10]}, ["label 10"]),
         ({"img": [{"bytes": good}, {"bytes": None}], "label": [1, 1]}, ["image 1", "no bytes"]),
-        ({"img": [{"bytes": good}], "label": ["cat"]}, ["no parquet file of images"]),
+        ({"img": [{"bytes": good + bytes(2**17)}] * 1000, "label": [1] * 1000}, ["image file of", "more than 65536"]),
+        ({"img": [{"bytes": good}] * 2, "label": [1, None]}, ["image 1", "whole number"]),
+        ({"img": [{"bytes": good}], "label": ["cat"]}, ["image 0", "whole number"]),
         ({"img": [1], "label": [1]}, ["no parquet file of images"]),
         ({"picture": [1], "label": [1]}, ["picture, label"]),
     ):
