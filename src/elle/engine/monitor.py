@@ -103,7 +103,9 @@ class Monitor:
         )
         epoch = max(2, self.per_epoch)
         if self.condition == "collapse":
-            return None if any(bad[-epoch:]) else self._recovered(epoch)
+            best = max(reading["multi"] for reading in self.readings)
+            low = any(reading["multi"] < 0.5 * best for reading in self.readings[-epoch:])
+            return None if low else self._recovered(epoch)
         if self.condition == "constant":
             return None if _constant(self.readings[-1]) else self._recovered(1)
         if len(bad) >= epoch and all(bad[-epoch:]):
@@ -186,7 +188,7 @@ def collapsed_readings(multi: Sequence[float], single: Sequence[float], chance: 
 
 
 def _single(reading: Reading) -> float:
-    """Accuracy under the training attack, on many images, where it is known; otherwise under the probe's single step."""
+    """Accuracy under the training attack, on many images, where known; otherwise under the probe's single step."""
     return float(reading["single"] if reading["accuracy"] is None else reading["accuracy"])
 
 
