@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elle.data.sources import ImageSet, cifar10, digits, mnist5k
+from elle.data.sources import ImageSet, Split, cifar10, digits, mnist5k
+from elle.data.statistics import Statistics, channel_statistics
 from elle.errors import InputError, nearest
 
 ROOT_VARIABLE = "ELLE_DATA"
@@ -26,6 +27,8 @@ class Dataset:
     needs_root: bool
     defaults: Mapping[str, Any]
     weights: Mapping[str, float | Callable[[float, str], float]]
+    statistics: Statistics | None = None
+    """Published mean and standard deviation; otherwise they are computed from the training images."""
 
 
 def _cifar10_elle(eps: float, schedule: str) -> float:
@@ -99,6 +102,11 @@ def find_dataset(name: str) -> Dataset:
     if name in DATASETS:
         return DATASETS[name]
     raise InputError(f"no dataset {name!r}{nearest(name, DATASETS)}; there are {', '.join(DATASETS)}")
+
+
+def dataset_statistics(name: str, train: Split) -> Statistics:
+    """Mean and standard deviation of each channel of the set called `name`."""
+    return find_dataset(name).statistics or channel_statistics(train.x)
 
 
 def load_dataset(name: str, root: str | Path | None = None) -> ImageSet:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from elle.config import Config
+from elle.core.attacks import SignStep
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Linearity
 from elle.data.registry import find_dataset
@@ -43,7 +44,8 @@ class Guard:
         """The step after which they were taken."""
         # On by default for every method that trains on a single attack step.
         attack, given = run.method.attack, run.config.probe_every
-        wanted = run.config.on_collapse != "warn" or (attack is not None and attack.steps == 1)
+        single_step = run.method.adversarial and not (isinstance(attack, SignStep) and attack.steps > 1)
+        wanted = single_step or run.config.on_collapse != "warn"
         twice_an_epoch = -(-run.steps_per_epoch // 2) if wanted else 0
         self.every = twice_an_epoch if given is None else given
         if not self.every and run.config.on_collapse != "warn":

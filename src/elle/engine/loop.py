@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from elle.config import Config, format_radius, parse_config
+from elle.core.attacks import Norm
 from elle.core.schedules import SCHEDULES
-from elle.data.registry import load_dataset
+from elle.data.registry import dataset_statistics, load_dataset
 from elle.data.resident import Resident, split_validation, to_tensors
 from elle.data.sources import ImageSet
 from elle.engine import checkpoint
@@ -30,8 +31,8 @@ from elle.engine.runtime import (
 )
 from elle.engine.step import RECORDED, Step
 from elle.errors import InputError, WorkError
-from elle.evaluation.evaluate import evaluate, evaluation_mode, parse_attacks, surviving
-from elle.evaluation.metrics import mean_error
+from elle.evaluation.evaluate import EvaluationAttack, evaluate, evaluation_mode, parse_attacks, surviving
+from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error
 from elle.methods import Method, configured
 from elle.models.registry import build_model
 from elle.version import __version__
@@ -49,6 +50,13 @@ class Watcher:
     recorded: Callable[[Record], None] = lambda record: None
     said: Callable[[str], None] = lambda text: None
     judged: Callable[[Verdict], None] = lambda verdict: None
+
+
+def parse_track(track: str, norm: Norm) -> tuple[list[EvaluationAttack], str]:
+    """`clean,pgd-10,misalignment` -> the attacks, and the names of the linearity metrics, which may be none."""
+    names = [name.strip() for name in track.split(",") if name.strip()]
+    metrics = [name for name in names if name in METRICS]
+    return parse_attacks(",".join(name for name in names if name not in METRICS), norm), ",".join(metrics)
 
 
 def run_directory(config: Config) -> Path:
@@ -88,7 +96,7 @@ class Run:
         self.config, self.directory, self.watcher = config, directory, watcher
         self.device = pick_device(config.device)
         self.precision = pick_precision(config.precision, self.device)
-        self.attacks = parse_attacks(config.track, config.norm)
+        self.attacks, self.metrics = parse_track(config.track, config.norm)
         parse_attacks(config.final, config.norm)
         self.method = configured(
             config.method,
@@ -97,6 +105,7 @@ class Run:
             clip=_given(config.clip),
             data=config.data,
             eps=_given(config.eps),
+            model=_given(config.model),
             options=config.options,
         )
         self.images = load_dataset(config.data, config.root)
@@ -111,6 +120,7 @@ class Run:
         self.history: list[Record] = []
         self.done = 0
         self.epoch_seconds = 0.0
+        self.order: tuple[int, Tensor] | None = None
 
     def _parts(self, images: ImageSet) -> tuple[Step, tuple[Tensor, Tensor]]:
         config = self.config
@@ -120,7 +130,14 @@ class Run:
         self.steps_per_epoch = len(data) // self.batch
         self.total_steps = self.steps_per_epoch * _given(config.epochs)
         shape = images.train.x.shape
-        model = build_model(_given(config.model), (shape[1], shape[2], shape[3]), len(images.classes))
+        model = build_model(
+            _given(config.model),
+            (shape[1], shape[2], shape[3]),
+            len(images.classes),
+            activation=config.activation,
+            normalise=dataset_statistics(config.data, images.train) if config.normalise == "dataset" else None,
+        )
+        self.method.check(model)
         model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         step = Step(
             model.train(),
@@ -131,7 +148,9 @@ class Run:
             weight_decay=config.weight_decay,
             precision=self.precision,
             steps_per_epoch=self.steps_per_epoch,
+            total_steps=self.total_steps,
         )
+        step.prepare(self.batch, shape[1:])
         return step, to_tensors(validation if len(validation) else images.test, self.device)
 
     def _runnable(self) -> Callable[[Tensor], None]:
@@ -200,13 +219,13 @@ class Run:
 
     def _epoch(self, stopped: Callable[[], str | None]) -> None:
         epoch, first = divmod(self.done, self.steps_per_epoch)
-        order = self.step.data.order(self.config.seed, epoch)
         started = time.perf_counter()
         for k in range(first, self.steps_per_epoch):
             # The middle of the step, so that neither the first nor the last one has rate 0.
             self.step.lr.fill_(_given(self.config.lr) * self.schedule((self.done + 0.5) / self.total_steps))
-            self.run_step(order[k * self.batch : (k + 1) * self.batch])
+            self.run_step(self._batch())
             self.done += 1
+            self.step.between(self.done)
             self.watcher.stepped(self.done)
             if self.guard.due() and self.guard.look(k + 1, self.epoch_seconds + time.perf_counter() - started):
                 return  # rolled back: the loop goes on from another step
@@ -223,6 +242,13 @@ class Run:
         self._record(epoch, rows)
         if stopped():
             self._stop(stopped())
+
+    def _batch(self) -> Tensor:
+        """The images of the next step; a method that replays its batches passes over the set more slowly."""
+        turn, place = divmod(self.done // self.method.replays, self.steps_per_epoch)
+        if self.order is None or self.order[0] != turn:
+            self.order = turn, self.step.data.order(self.config.seed, turn)
+        return self.order[1][place * self.batch : (place + 1) * self.batch]
 
     def _record(self, epoch: int, rows: Tensor) -> None:
         """Write down an epoch, and a checkpoint where the epoch is whole."""
@@ -266,6 +292,11 @@ class Run:
                 record[one.name] = float(surviving(model, x, y, one, _given(self.config.eps), 1024).float().mean())
             error = mean_error(model, x, y, _given(self.config.eps), norm=self.config.norm)
             record["tracked_error"] = _number(error)
+        if self.metrics:
+            found = linearity_metrics(
+                model, x, y, _given(self.config.eps), metric=self.metrics, norm=self.config.norm, seed=self.config.seed
+            )
+            record |= {f"tracked_{name}": one.get("mean") for name, one in found.items()}
         record["eval_seconds"] = round(time.perf_counter() - started, 3)
         return record
 
@@ -273,7 +304,7 @@ class Run:
         """The epoch in which this run collapsed for good, as far as its records tell."""
         multi = next((one.name for one in self.attacks if one.attack is not None and one.attack.steps > 1), None)
         seen = [record for record in self.history if multi in record]
-        if multi is None or self.method.attack is None:
+        if multi is None or not self.method.adversarial:
             return None
         index = collapse_epoch([record["accuracy"] for record in seen], [record[multi] for record in seen])
         return None if index is None else int(seen[index]["epoch"])
@@ -303,7 +334,8 @@ class Run:
 
     def model_header(self) -> dict[str, Any]:
         shape = self.images.test.x.shape
-        return {"kind": "model", "model": self.config.model, "shape": shape[1:], "classes": self.images.classes}
+        header = {"kind": "model", "model": self.config.model, "shape": shape[1:], "classes": self.images.classes}
+        return header | {"activation": self.config.activation, "normalise": self.config.normalise}
 
     def _result(self) -> dict[str, Any]:
         config, model = self.config, self.step.model
