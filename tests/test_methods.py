@@ -342,7 +342,6 @@ def test_fast_bat_takes_the_rate_of_its_radius(levels, rate):
 
 
 def test_cure_s_weight_is_the_paper_s_for_gradients_of_a_mean_over_128_images():
-    """1,000 |grad of the mean|^2 summed over 128 images is 1,000 / 128^2 of the sum of squares of their own."""
     for levels, weight in ((8, 1_000), (16, 50_000)):
         assert configured("cure", data="cifar10", eps=levels / 255).loss.weight * 128**2 == pytest.approx(weight)
 
