@@ -23,16 +23,30 @@ ALLOWED: dict[str, set[str]] = {
     "experiments": {"config", "errors"},
     "engine": {"config", "core", "data", "errors", "evaluation", "methods", "models", "version"},
     "progress": {"config", "engine"},
+    "scalars": {"engine", "errors"},
+    "watch": {"config", "experiments"},
     "doctor": {"data", "errors", "version"},
     "demo": {"config", "errors", "experiments"},
     "cli": {
-        "config", "data", "demo", "doctor", "engine", "errors",
-        "evaluation", "methods", "models", "progress", "version",
+        "config", "data", "demo", "doctor", "engine", "errors", "evaluation",
+        "experiments", "methods", "models", "progress", "scalars", "version", "watch",
     },
     "__init__": {"core", "engine", "evaluation", "methods", "plugin", "version"},
     "__main__": {"cli"},
 }  # fmt: skip
-WITHOUT_TORCH = {"version", "errors", "published", "config", "experiments", "demo", "progress", "cli", "__init__"}
+WITHOUT_TORCH = {
+    "version",
+    "errors",
+    "published",
+    "config",
+    "experiments",
+    "demo",
+    "progress",
+    "watch",
+    "scalars",
+    "cli",
+    "__init__",
+}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
