@@ -68,11 +68,14 @@ class Monitor:
 
     @property
     def healthy(self) -> bool:
-        """Whether the last reading shows a state worth going back to: no verdict, and near the best accuracy."""
-        if self.condition in ("collapse", "divergence") or _diverged(self.readings[-1]):
+        """Whether the last reading shows a state worth going back to: near the best accuracy, its error as usual."""
+        last = self.readings[-1]
+        if self.condition in ("collapse", "divergence") or _diverged(last):
             return False
+        # A network whose error has begun to grow is already on its way.
+        usual = median([reading["error"] for reading in self.readings[-11:-1] if reading["error"]] or [last["error"]])
         best = max(reading["multi"] for reading in self.readings)
-        return bool(self.readings[-1]["multi"] >= 0.75 * best)
+        return bool(last["multi"] >= 0.75 * best and last["error"] <= 3 * usual)
 
     def forget(self, step: int) -> list[Reading]:
         """Drop the readings after `step`, which a rollback has undone, and return them; verdicts stay on record."""
