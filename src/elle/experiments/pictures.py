@@ -126,8 +126,7 @@ def surface_figures(name: str, surfaces: dict[str, Any] | None) -> list[Chart | 
     low, high = min(0.0, *values), max(values)
     figures: list[Chart | Heatmap] = [
         Chart(f"Loss on the way to the FGSM point, {name}", "eps along the attack", "loss", lines,
-              note="A straight line before the collapse; after it the loss rises on the way and is low at the end, "
-              "where training looks.")
+              note="Training looks at 1 alone. A linear loss is a straight line there.")
     ]  # fmt: skip
     for label, one in states.items():
         figures.append(
