@@ -83,6 +83,10 @@ PROBED = {
         [("collapse", 80, 70)],
     ),
     "E_lin alone": ([*RISING, *[reading(0, 0.36, error=1.0)] * 6], []),
+    "a fall from little, E_lin as usual": (
+        [*RISING[:3], *[reading(0, 0.01, single=0.9, error=4e-5)] * 6],
+        [],
+    ),
     "two looks": ([RISING[0], fallen()], []),
     "one look": ([fallen()], []),
     "a constant network": (
