@@ -56,6 +56,8 @@ def test_what_a_rollback_has_undone_is_drawn_beside_the_run(tmp_path):
     run = open_run(run_directory(tmp_path / "run", events=events))
     assert [one.name for one in course([run], ["run"])[0].series] == ["run", "run, undone"]
     assert (falls(run), run.collapse_step()) == ([2.0], None)
+    # The method it was started with has not held, although the run has.
+    assert delayed_collapse([run])[0]["first_collapse_epoch"] == 2
 
 
 def test_figure_9_has_every_step(tmp_path):

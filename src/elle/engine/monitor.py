@@ -168,7 +168,7 @@ class Monitor:
             return None
         means = [fmean(one["multi"] for one in known[k : k + span]) for k in range(len(known) - span + 1)]
         top = max(range(len(means) - span), key=means.__getitem__, default=None)
-        if top is None or not means[-1] < (1 - _LOST) * means[top]:
+        if top is None or not means[-1] < (1 - _LOST) * means[top] or means[top] < 2 * known[-1]["chance"]:
             return None
         then, now = known[top : top + span], known[-span:]
         before, after = (fmean(one["accuracy"] for one in part) for part in (then, now))
