@@ -26,7 +26,7 @@ def write_pictures(out: Path, runs: Sequence[RunDirectory], surfaces: Surfaces) 
     parts: list[Part] = [_summary(runs, names), *figures]
     lead = " ".join(_sentence(run, name) for run, name in zip(runs, names, strict=True))
     title = runs[0].setting if len(runs) == 1 else f"{len(runs)} runs side by side"
-    write_page(out, title[:1].upper() + title[1:], lead, parts, f"elle plot, from {', '.join(names)}.")
+    write_page(out, title, lead, parts, f"elle plot, from {', '.join(names)}.")
     return figures
 
 
