@@ -23,12 +23,12 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from elle.engine.monitor import ABOVE_CHANCE, Monitor, collapsed_readings
+from elle.engine.monitor import ABOVE_CHANCE, Monitor, Verdict, collapsed_readings
 
-# Words of each run; the name is made of them. Chosen before the monitor was run on them.
+# Words of each run; the name is made of them. Thresholds were set with mnist5k at eps 0.28, seeds 0 and 1.
 EMBEDDED = [
-    *(f"data=mnist5k method=fgsm eps=0.28 seed={seed}" for seed in range(6)),
-    *(f"data=mnist5k method=fgsm eps=0.32 seed={seed}" for seed in range(4)),
+    *(f"data=mnist5k method=fgsm eps=0.28 seed={seed}" for seed in range(10)),
+    *(f"data=mnist5k method=fgsm eps=0.32 seed={seed}" for seed in range(6)),
     *(f"data=mnist5k method=rs-fgsm eps=0.32 seed={seed}" for seed in range(3)),
     *(f"data=mnist5k method=n-fgsm eps=0.36 seed={seed}" for seed in range(3)),
     *(f"data=digits method=fgsm eps=0.2 seed={seed}" for seed in range(4)),
@@ -125,6 +125,19 @@ def temporary(multi: list[float], single: list[float], chance: float, epoch: int
     return any(all(bad[k : k + epoch]) for k in range(len(bad) - epoch + 1))
 
 
+def alarm(verdicts: list[Verdict], due: int | None) -> Verdict | None:
+    """The alarm that stands at step `due`, else the first after it; without a collapse any alarm at all."""
+    standing = None
+    for verdict in verdicts:
+        if verdict.kind == "collapse":
+            standing = verdict
+            if due is None or verdict.step > due:
+                return verdict
+        elif verdict.kind == "recovery" and due is not None and verdict.step <= due:
+            standing = None
+    return standing
+
+
 def judged(directory: Path) -> dict[str, Any]:
     """One row: when the run collapsed in truth, when the monitor said so."""
     result = json.loads((directory / "result.json").read_text())
@@ -146,8 +159,7 @@ def judged(directory: Path) -> dict[str, Any]:
     monitor = Monitor(per_epoch)
     for reading in probes:
         monitor.observe(reading)
-    # The first alarm: a reported collapse, of this run directory or of the same readings judged again.
-    found = next((verdict for verdict in monitor.verdicts if verdict.kind == "collapse"), None)
+    found = alarm(monitor.verdicts, None if start is None else start + steps_per_epoch)
     detected = found.step if found else None
     delay = None if start is None or detected is None else (detected - start) / steps_per_epoch
     passed = kind == "temporary" or detected is None if start is None else delay is not None and delay <= 1

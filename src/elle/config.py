@@ -94,7 +94,7 @@ class Config(BaseModel):
         description="steps between looks for a collapse; 0: none; left out: two an epoch for one-step attacks",
     )
     on_collapse: Literal["warn", "stop", "rollback"] = Field(
-        "warn", description="rollback: back to the last healthy state, with ELLE-A on or twice its weight"
+        "warn", description="warn, stop, or rollback (to the last healthy state, with ELLE-A on or twice its weight)"
     )
     final: str = Field("clean,fgsm,pgd-20", description="attacks evaluated on the whole test set at the end")
     seed: int = Field(0, ge=0, lt=2**63, description="of weights, data order, and every random draw")

@@ -317,3 +317,22 @@ def test_the_misalignment_leaves_no_gradient_on_the_parameters():
     model = smooth_net()
     gradient_misalignment(model, x, y, EPS)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("share", "count"), [(1.0, 8), (0.5, 4), (0.25, 2), (0.01, 1)])
+@pytest.mark.parametrize("form", ["triplet", "2p", "5-point"])
+def test_a_share_of_the_batch_is_its_first_images_alone(share, count, form):
+    model = smooth_net()
+    x, y = torch.rand(8, 12), torch.arange(8) % 4
+    adversarial = (x + 0.1, model(x + 0.1))
+    torch.manual_seed(1)
+    some = Linearity(share=share, form=form)(model, x, y, 0.1, adversarial=adversarial)
+    torch.manual_seed(1)
+    first = (adversarial[0][:count], adversarial[1][:count])
+    torch.testing.assert_close(some, Linearity(form=form)(model, x[:count], y[:count], 0.1, adversarial=first))
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.5])
+def test_a_share_that_is_none_is_refused(share):
+    with pytest.raises(ValueError, match="share"):
+        Linearity(share=share)

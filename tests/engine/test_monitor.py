@@ -83,6 +83,10 @@ PROBED = {
         [("collapse", 80, 70)],
     ),
     "E_lin alone": ([*RISING, *[reading(0, 0.36, error=1.0)] * 6], []),
+    "a fall from little, E_lin as usual": (
+        [*RISING[:3], *[reading(0, 0.01, single=0.9, error=4e-5)] * 6],
+        [],
+    ),
     "two looks": ([RISING[0], fallen()], []),
     "one look": ([fallen()], []),
     "a constant network": (
@@ -177,3 +181,21 @@ def test_what_a_rollback_has_undone_is_forgotten_but_not_the_verdict():
     assert [one["step"] for one in monitor.forget(5)] == [6, 7]
     assert (len(monitor.readings), monitor.condition, len(monitor.verdicts)) == (6, None, 1)
     assert monitor.healthy
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (reading(0, 0.36), True),
+        (reading(0, 0.29), True),
+        (reading(0, 0.25), False),
+        (reading(0, 0.36, error=2e-5), True),
+        (reading(0, 0.36, error=1e-4), False),
+        (reading(0, 0.36, error=None), False),
+    ],
+)
+def test_a_state_to_go_back_to_has_its_accuracy_and_its_usual_error(last, expected):
+    monitor = Monitor()
+    for one in [*RISING, last]:
+        monitor.observe(one)
+    assert monitor.healthy is expected

@@ -117,6 +117,9 @@ class Guard:
         run.use(method)
         rule = {name: value for name, value in run.step.state().items() if name.startswith("rule.")}
         run.step.restore(tensors | rule)
+        if method.weight is not None:
+            # At its maximum at once: what comes next from this state is known.
+            run.step.rule["weight"].fill_(method.weight.value)
         if run.done % run.steps_per_epoch == 0:
             run.step.position.zero_()
         readings = self.monitor.forget(run.done)

@@ -24,6 +24,8 @@ _KEPT = 0.9
 # A best accuracy below this many times chance is no robustness to lose: early training, and a constant classifier.
 # On 128 images and 10 classes it is three standard deviations above chance.
 ABOVE_CHANCE = 1.8
+# Below this many times chance accuracy still comes and goes: there a collapse must show in the error as well.
+_SETTLED = 3.0
 # Collapsed networks have 100 to 10,000 times the error of healthy ones.
 _JUMP = 10.0
 # Healthy networks have errors of 1e-6 and more; a constant one has 0 up to rounding.
@@ -68,11 +70,14 @@ class Monitor:
 
     @property
     def healthy(self) -> bool:
-        """Whether the last reading shows a state worth going back to: no verdict, and near the best accuracy."""
-        if self.condition in ("collapse", "divergence") or _diverged(self.readings[-1]):
+        """Whether the last reading shows a state worth going back to: near the best accuracy, its error as usual."""
+        last = self.readings[-1]
+        if self.condition in ("collapse", "divergence") or _diverged(last):
             return False
+        # A network whose error has begun to grow is already on its way.
+        usual = median([reading["error"] for reading in self.readings[-11:-1] if reading["error"]] or [last["error"]])
         best = max(reading["multi"] for reading in self.readings)
-        return bool(self.readings[-1]["multi"] >= 0.75 * best)
+        return bool(last["multi"] >= 0.75 * best and last["error"] <= 3 * usual)
 
     def forget(self, step: int) -> list[Reading]:
         """Drop the readings after `step`, which a rollback has undone, and return them; verdicts stay on record."""
@@ -108,8 +113,8 @@ class Monitor:
             return None if low else self._recovered(epoch)
         if self.condition == "constant":
             return None if _constant(self.readings[-1]) else self._recovered(1)
-        if len(bad) >= epoch and all(bad[-epoch:]):
-            return self._collapsed(bad)
+        if len(bad) >= epoch and all(bad[-epoch:]) and (verdict := self._collapsed(bad)):
+            return verdict
         if self.condition is None and not bad[-1]:
             return self._constant() or self._overfitted()
         return None
@@ -121,22 +126,22 @@ class Monitor:
         words = f"the training loss is {reading['loss']} and the probe's error {reading['error']}: not finite"
         return Verdict("divergence", reading["step"], reading["step"], words, "high")
 
-    def _collapsed(self, bad: list[bool]) -> Verdict:
-        first = len(bad) - next((k for k, one in enumerate(reversed(bad)) if not one), len(bad))
+    def _collapsed(self, bad: list[bool]) -> Verdict | None:
         reading, best = self.readings[-1], max(reading["multi"] for reading in self.readings)
         before = [one["error"] for one, is_bad in zip(self.readings, bad, strict=True) if not is_bad and one["error"]]
-        usual = median(before[-10:]) if before else None
-        gap = _single(reading) - reading["multi"]
-        signs = [gap >= _GAP]
+        usual = median(before[-10:]) if before else reading["error"]
+        jumped = reading["error"] >= _JUMP * usual
+        if best < _SETTLED * reading["chance"] and not jumped:
+            return None
+        first = len(bad) - next((k for k, one in enumerate(reversed(bad)) if not one), len(bad))
+        single, times = _single(reading), reading["error"] / usual
         words = (
             f"accuracy under the multi-step attack fell from {best:.1%} to {reading['multi']:.1%} "
-            f"while it is {_single(reading):.1%} under the single-step attack"
+            f"while it is {single:.1%} under the single-step attack; "
+            f"E_lin is {reading['error']:.1e}, {times:.3g} times its usual {usual:.1e}"
         )
-        if usual and reading["error"] is not None:
-            signs.append(reading["error"] >= _JUMP * usual)
-            words += f"; E_lin is {reading['error']:.1e}, {reading['error'] / usual:.3g} times its usual {usual:.1e}"
-        confidence: Literal["high", "medium"] = "high" if all(signs) else "medium"
-        return Verdict("collapse", reading["step"], self.readings[first]["step"], words, confidence)
+        sure = jumped and single - reading["multi"] >= _GAP
+        return Verdict("collapse", reading["step"], self.readings[first]["step"], words, "high" if sure else "medium")
 
     def _recovered(self, count: int) -> Verdict:
         reading = self.readings[-1]
@@ -163,7 +168,7 @@ class Monitor:
             return None
         means = [fmean(one["multi"] for one in known[k : k + span]) for k in range(len(known) - span + 1)]
         top = max(range(len(means) - span), key=means.__getitem__, default=None)
-        if top is None or not means[-1] < (1 - _LOST) * means[top]:
+        if top is None or not means[-1] < (1 - _LOST) * means[top] or means[top] < 2 * known[-1]["chance"]:
             return None
         then, now = known[top : top + span], known[-span:]
         before, after = (fmean(one["accuracy"] for one in part) for part in (then, now))

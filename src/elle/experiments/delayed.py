@@ -60,8 +60,8 @@ def _at_eps(eps: float, runs: list[RunDirectory]) -> Row:
 
 
 def collapse_epochs(run: RunDirectory) -> float | None:
-    """For how many epochs the run held before it collapsed for good; None where it did not."""
-    step = run.collapse_step()
+    """For how many epochs its method held before it collapsed for good or was rolled back; None: to the end."""
+    step = run.first_fall()
     return None if step is None else round(step / (run.steps_per_epoch or 1), 2)
 
 

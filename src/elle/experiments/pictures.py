@@ -26,7 +26,7 @@ def write_pictures(out: Path, runs: Sequence[RunDirectory], surfaces: Surfaces) 
     parts: list[Part] = [_summary(runs, names), *figures]
     lead = " ".join(_sentence(run, name) for run, name in zip(runs, names, strict=True))
     title = runs[0].setting if len(runs) == 1 else f"{len(runs)} runs side by side"
-    write_page(out, title[:1].upper() + title[1:], lead, parts, f"elle plot, from {', '.join(names)}.")
+    write_page(out, title, lead, parts, f"elle plot, from {', '.join(names)}.")
     return figures
 
 
@@ -126,8 +126,7 @@ def surface_figures(name: str, surfaces: dict[str, Any] | None) -> list[Chart | 
     low, high = min(0.0, *values), max(values)
     figures: list[Chart | Heatmap] = [
         Chart(f"Loss on the way to the FGSM point, {name}", "eps along the attack", "loss", lines,
-              note="A straight line before the collapse; after it the loss rises on the way and is low at the end, "
-              "where training looks.")
+              note="Training looks at 1 alone. A linear loss is a straight line there.")
     ]  # fmt: skip
     for label, one in states.items():
         figures.append(

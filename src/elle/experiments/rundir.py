@@ -70,6 +70,16 @@ class RunDirectory:
             standing = epoch * (self.steps_per_epoch or 1)
         return standing
 
+    def first_fall(self) -> int | None:
+        """Where the method it was started with collapsed: what a rollback has undone counts, a recovery does not."""
+        told: int | None = None
+        for event in self.events:
+            if event["event"] == "collapse":
+                told = int(event["since" if "since" in event else "step"])
+            elif event["event"] == "rollback":
+                return told
+        return self.collapse_step()
+
 
 def open_run(path: Path) -> RunDirectory:
     """The run in `path`; InputError where there is none."""

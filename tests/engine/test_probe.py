@@ -1,0 +1,97 @@
+"""The monitor in a user's own loop: it changes nothing, sees a real collapse, and works beside the plug-in."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import elle
+from elle.engine.probe import CollapseMonitor
+
+from ..networks import conv_net, images, trained
+
+EPS = 0.1
+
+
+@pytest.fixture
+def monitor():
+    return CollapseMonitor(*images(count=16), EPS)
+
+
+def test_a_look_leaves_mode_gradients_statistics_and_random_state_alone(monitor):
+    model = conv_net()
+    model[1].eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    monitor.check(model, 1)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (model.training, model[1].training) == (True, False)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_two_looks_at_one_network_are_the_same(monitor):
+    model = conv_net()
+    assert monitor.look(model) == monitor.look(model)
+
+
+def test_a_look_tells_accuracies_that_an_attack_lowers(monitor):
+    x, y = images(count=64)
+    seen = CollapseMonitor(x, y, EPS).look(trained(conv_net(), x, y))
+    assert 1 >= seen["clean"] >= seen["single"] >= seen["multi"] >= 0
+    assert seen["clean"] > 0.9
+    assert (seen["chance"], seen["error"] > 0) == (0.25, True)
+
+
+def test_a_network_that_is_not_finite_has_no_error_and_is_right_nowhere(monitor):
+    model = conv_net()
+    with torch.no_grad():
+        model[-1].bias.fill_(torch.nan)
+    verdict = monitor.check(model, 7)
+    assert (verdict.kind, verdict.step) == ("divergence", 7)
+    assert monitor.readings[0]["clean"] == 0
+    json.dumps(monitor.state_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": torch.zeros(3)}, "one label an image"),
+        ({"x": torch.zeros(0, 1, 8, 8), "y": torch.zeros(0)}, "one label an image"),
+        ({"eps": 8}, "8/255"),
+        ({"per_epoch": 0}, "1 or more"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(change, message):
+    x, y = images(count=16)
+    with pytest.raises(ValueError, match=message):
+        CollapseMonitor(**{"x": x, "y": y, "eps": EPS} | change)
+
+
+def test_a_large_ball_takes_a_longer_attack():
+    x, y = images(count=4)
+    steps = [
+        CollapseMonitor(x, y, eps, norm=norm).multi.steps for eps, norm in ((8 / 255, "linf"), (0.3, "linf"), (1, "l2"))
+    ]
+    assert steps == [3, 5, 3]
+
+
+def test_in_a_users_loop_with_the_plug_in_the_monitor_stays_silent_and_resumes():
+    x, y = images(count=64)
+    model, regulariser = conv_net(), elle.ELLE(eps=EPS, weight=10)
+    monitor = elle.CollapseMonitor(x[:16], y[:16], EPS, per_epoch=2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    for step in range(1, 13):
+        x_adv = elle.attacks.fgsm(model, x, y, EPS)
+        loss = F.cross_entropy(model(x_adv), y) + regulariser(model, x, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 2 == 0:
+            assert monitor.check(model, step, loss=float(loss.detach())) is None
+    again = elle.CollapseMonitor(x[:16], y[:16], EPS, per_epoch=2)
+    again.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
+    assert (again.check(model, 14), monitor.check(model, 14)) == (None, None)
+    assert again.state_dict() == monitor.state_dict()
+    assert [reading["step"] for reading in monitor.readings] == [2, 4, 6, 8, 10, 12, 14]

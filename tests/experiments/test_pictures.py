@@ -1,0 +1,200 @@
+"""Runs drawn, watched and compared, from directories made by hand; and the loss surface of a small network."""
+
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+import torch
+
+from elle.engine.surface import around_collapse, loss_surface
+from elle.errors import InputError
+from elle.experiments.delayed import delayed_collapse
+from elle.experiments.heatmap import Heatmap, draw_heatmap
+from elle.experiments.pictures import course, falls, surface_figures, weight_evolution, write_figures, write_pictures
+from elle.experiments.rundir import open_run
+from elle.watch import sparkline
+from tests.experiments.runs import run_directory, write_lines
+from tests.networks import Affine
+
+SURFACE = {
+    name: {"step": step, "along": [0.0, 0.5, 1.0], "across": [-1.0, 0.0, 1.0], "loss": [[0.0, high, low]] * 3}
+    for name, step, high, low in (("before", 20, 1.0, 2.0), ("after", 40, 9.0, 0.1))
+}
+
+
+def test_a_collapse_is_marked_on_every_chart_of_figure_2(tmp_path):
+    run = open_run(run_directory(tmp_path / "fgsm", "method=fgsm", fall=4))
+    charts = course([run], ["fgsm"])
+    assert [chart.y_label for chart in charts] == ["accuracy", "accuracy", "E_lin", "accuracy"]
+    assert {chart.marks[0] for chart in charts} == {(4.0, "collapse")}
+    multi = charts[0].series[0]
+    assert (multi.x[0], multi.x[-1], multi.y[0], multi.y[-1]) == (0.5, 6.0, 0.4, 0.01)
+
+
+@pytest.mark.parametrize("value", [0.3, {"mean": 0.3}])
+def test_a_tracked_misalignment_has_its_chart(tmp_path, value):
+    path = run_directory(tmp_path / "run")
+    records = [json.loads(line) | {"misalignment": value} for line in (path / "metrics.jsonl").read_text().splitlines()]
+    write_lines(path / "metrics.jsonl", records)
+    chart = next(chart for chart in course([open_run(path)], ["run"]) if chart.title == "Gradient misalignment")
+    assert list(chart.series[0].y) == [0.3] * 6
+
+
+def test_a_run_without_a_monitor_is_drawn_from_its_records(tmp_path):
+    path = run_directory(tmp_path / "run", fall=3)
+    (path / "probes.jsonl").unlink()
+    chart = course([open_run(path)], ["run"])[0]
+    assert list(chart.series[0].y) == [0.4, 0.4, 0.01, 0.01, 0.01, 0.01]
+
+
+def test_what_a_rollback_has_undone_is_drawn_beside_the_run(tmp_path):
+    undone = [{"step": 25, "multi": 0.0, "single": 0.9, "error": 0.2, "clean": 0.7}]
+    events = [
+        {"event": "collapse", "step": 25, "since": 20, "evidence": "it fell"},
+        {"event": "rollback", "step": 20, "undone_from": 25, "probes": undone, "method": "fgsm+elle-a"},
+    ]
+    run = open_run(run_directory(tmp_path / "run", events=events))
+    assert [one.name for one in course([run], ["run"])[0].series] == ["run", "run, undone"]
+    assert (falls(run), run.collapse_step()) == ([2.0], None)
+    # The method it was started with has not held, although the run has.
+    assert delayed_collapse([run])[0]["first_collapse_epoch"] == 2
+
+
+def test_figure_9_has_every_step(tmp_path):
+    error, weight = weight_evolution(open_run(run_directory(tmp_path / "a", weight=30.0)), "a")
+    assert [len(one.x) for one in (*error.series, *weight.series)] == [60, 60, 60]
+    assert (weight.series[0].x[0], weight.series[0].x[-1]) == (1, 60)
+    assert weight_evolution(open_run(run_directory(tmp_path / "b")), "b") == []
+
+
+def test_all_pictures_are_on_one_page_and_each_is_a_file(tmp_path):
+    runs = [
+        open_run(run_directory(tmp_path / "fgsm", fall=4)),
+        open_run(run_directory(tmp_path / "elle-a", weight=3.0)),
+    ]
+    figures = write_pictures(tmp_path / "page.html", runs, {"fgsm": SURFACE})
+    assert len(figures) == 4 + 3 + 2
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == len(figures)
+    assert "fgsm collapsed at step 40: it fell." in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    files = [path for path in write_figures(tmp_path / "figures", figures) if path.suffix == ".svg"]
+    assert len(files) == len(figures)
+    for file in files:
+        ET.parse(file)
+
+
+def test_the_surfaces_of_both_states_have_one_scale(tmp_path):
+    line, before, after = surface_figures("fgsm", SURFACE)
+    assert [list(one.y) for one in line.series] == [[0.0, 1.0, 2.0], [0.0, 9.0, 0.1]]
+    assert (before.low, before.high) == (after.low, after.high) == (0.0, 9.0)
+    assert surface_figures("fgsm", None) == []
+
+
+def test_a_heat_map_has_a_cell_a_value_and_colours_from_low_to_high():
+    svg = draw_heatmap(Heatmap("title <", "x", "y", [0, 1], [0, 1], [[0.0, 1.0], [float("nan"), 7.0]], 0.0, 1.0))
+    cells = [rect for rect in ET.fromstring(svg).iter() if rect.tag.endswith("rect") and len(rect)]
+    assert [cell.get("fill") for cell in cells] == ["#440154", "#fde725", "#440154", "#fde725"]
+
+
+def test_the_loss_of_a_linear_network_rises_along_the_attack():
+    torch.manual_seed(0)
+    model, x, y = Affine(), torch.rand(5, 12), torch.arange(5) % 4
+    state = torch.get_rng_state()
+    surface = loss_surface(model, x, y, 0.1)
+    middle = surface["loss"][len(surface["across"]) // 2]
+    assert middle == sorted(middle)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(torch.tensor(middle[0]), torch.nn.functional.cross_entropy(model(x), y))
+
+
+def test_the_surface_between_two_checkpoints(finished_run):
+    checkpoints = sorted((finished_run / "checkpoints").iterdir())
+    surfaces = around_collapse(finished_run, torch.device("cpu"), *checkpoints)
+    assert [surfaces[name]["step"] for name in ("before", "after")] == [18, 36]
+    assert around_collapse(finished_run, torch.device("cpu")) is None
+    with pytest.raises(InputError, match="does not exist; give a checkpoint"):
+        around_collapse(finished_run, torch.device("cpu"), checkpoints[0], finished_run / "none")
+
+
+def test_a_delayed_collapse_is_told_by_method(tmp_path):
+    words = [
+        ("fgsm", "0.1", None),
+        ("fgsm", "0.2", 5),
+        ("fgsm", "0.3", 2),
+        ("elle-a", "0.1", None),
+        ("elle-a", "0.3", None),
+    ]
+    runs = [
+        open_run(run_directory(tmp_path / f"{method}-{eps}", f"method={method}", f"eps={eps}", fall=fall))
+        for method, eps, fall in words
+    ]
+    elle_a, fgsm = delayed_collapse(runs)
+    assert (elle_a["method"], elle_a["holds_to"], elle_a["epochs_held"]) == ("elle-a", 0.3, 6)
+    assert (fgsm["holds_to"], fgsm["first_collapse_eps"], fgsm["first_collapse_epoch"]) == (0.1, 0.2, 5)
+    assert [(one["eps"], one["collapsed"], one["held"]) for one in fgsm["by_eps"]] == [
+        (0.1, 0, None),
+        (0.2, 1, 5),
+        (0.3, 1, 2),
+    ]
+
+
+def test_a_run_without_a_monitor_is_judged_by_its_result(tmp_path):
+    path = run_directory(tmp_path / "run")
+    (path / "result.json").write_text(json.dumps({"collapse_epoch": 4}))
+    assert open_run(path).collapse_step() == 40
+
+
+@pytest.mark.parametrize("command", [["watch", "--once"], ["plot", "--out", "x.html"], ["report", "--delayed"]])
+def test_a_folder_that_is_no_run_is_refused(elle, tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = elle(*command, tmp_path / "none")
+    assert outcome.code == 2
+    assert "is not a run directory" in outcome.err
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_runs_are_watched_side_by_side(elle, tmp_path):
+    events = [{"event": "rollback", "step": 20, "undone_from": 35, "probes": [], "method": "fgsm+elle-a"}]
+    runs = [
+        run_directory(tmp_path / "a", fall=4),
+        run_directory(tmp_path / "b", finished=False, events=events),
+        run_directory(tmp_path / "c", weight=3.0),
+    ]
+    outcome = elle("watch", "--once", *runs)
+    assert outcome.code == 0, outcome.err
+    for part in ("collapsed at step 40", "a: collapse at step 45: it fell", "training, rolled back 1 x", "finished"):
+        assert part in outcome.out, part
+
+
+def test_watching_ends_with_the_last_run(elle, tmp_path):
+    assert elle("watch", run_directory(tmp_path / "a")).code == 0
+
+
+def test_the_commands_write_and_print(elle, tmp_path):
+    run = run_directory(tmp_path / "a", "method=fgsm", fall=4)
+    assert elle("plot", run, "--out", tmp_path / "page.html", "--figures", tmp_path / "figures").code == 0
+    assert (tmp_path / "page.html").exists()
+    assert "holds up to eps" in elle("report", "--delayed", run).out
+    assert json.loads(elle("report", "--delayed", run, "--json").out)[0]["first_collapse_epoch"] == 4
+    assert elle("report", run).code == 2
+    assert elle("plot", run, "--before", "x").code == 2
+
+
+@pytest.mark.parametrize(("values", "bars"), [([], ""), ([0, 0], "▁▁"), ([0, 0.5, 1], "▁▅█")])
+def test_a_course_is_a_row_of_bars(values, bars):
+    assert sparkline(values) == bars
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    path = run_directory(tmp_path / "run")
+    (path / "events.jsonl").write_text("{\n")
+    with pytest.raises(InputError, match="events.jsonl is damaged"):
+        open_run(path)
+
+
+def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
+    path = run_directory(tmp_path / "run")
+    with open(path / "metrics.jsonl", "a") as file:
+        file.write('{"epoch": 7')
+    assert len(open_run(path).records) == 6

@@ -1,0 +1,39 @@
+"""TensorBoard scalars: written where the extra is installed, and asked for by name where it is not."""
+
+import sys
+
+import pytest
+
+from elle.engine.loop import Watcher
+from elle.engine.monitor import Verdict
+from elle.errors import InputError
+from elle.scalars import with_tensorboard
+
+
+def test_records_and_verdicts_are_written_and_passed_on(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    records, verdicts = [], []
+    watcher = with_tensorboard(Watcher(recorded=records.append, judged=verdicts.append), tmp_path / "tensorboard")
+    assert not (tmp_path / "tensorboard").exists()
+    for step in (10, 20):
+        watcher.recorded({"epoch": step // 10, "step": step, "loss": 0.5 + step, "error": None})
+    watcher.judged(Verdict("collapse", 20, 15, "it fell", "high"))
+    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(one.step, one.value) for one in found.Scalars("loss")] == [(10, 10.5), (20, 20.5)]
+    assert found.Tags()["scalars"] == ["loss"]
+    assert (len(records), len(verdicts)) == (2, 1)
+
+
+def test_without_the_extra_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(InputError, match=r"pip install 'elle-at\[tensorboard\]'"):
+        with_tensorboard(Watcher(), tmp_path)
+
+
+def test_the_command_refuses_before_it_trains(elle, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    outcome = elle("train", "data=digits", "--tensorboard", f"out={tmp_path / 'run'}")
+    assert (outcome.code, "elle-at[tensorboard]" in outcome.err) == (2, True)
+    assert not (tmp_path / "run").exists()
