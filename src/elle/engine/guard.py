@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_ROLLBACKS = 3
 """A run that collapses once more after so many rollbacks stops."""
-SHARE = 0.25
+SHARE = 0.125
 """Share of the batch for which the penalty that the guard switches on is computed: dear enough to act, cheap to pay."""
 _PREFIX = "healthy."
 
