@@ -66,6 +66,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(module, "PAUSE", 0.0)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     one = Server()
     yield one
     one.shutdown()
