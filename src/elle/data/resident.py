@@ -1,6 +1,7 @@
 """A whole image set on the device, so that a training step waits for no loader."""
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -20,11 +21,18 @@ def split_validation(data: Split, count: int, seed: int) -> tuple[Split, Split]:
 
 def to_tensors(data: Split, device: torch.device | str) -> tuple[Tensor, Tensor]:
     """All images as float32 in [0, 1] and labels as int64, for evaluation."""
-    return _to_unit(torch.tensor(data.x, device=device)), torch.tensor(data.y, device=device)
+    return to_unit(torch.tensor(data.x, device=device)), torch.tensor(data.y, device=device)
 
 
-def _to_unit(x: Tensor) -> Tensor:
+def to_unit(x: Tensor) -> Tensor:
+    """Bytes as float32 in [0, 1]."""
     return x.to(torch.float32) / 255
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """The order of `count` images in an epoch: a function of (seed, epoch) alone."""
+    # A spawn key keeps pairs apart for any seed; seed + epoch would give seed 1 the epochs of seed 0.
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch,))).permutation(count)
 
 
 class Resident:
@@ -46,14 +54,18 @@ class Resident:
 
     def order(self, seed: int, epoch: int) -> Tensor:
         """The order of this epoch, int64 [N]: a function of (seed, epoch) alone, the same on every device."""
-        # A spawn key keeps pairs apart for any seed; seed + epoch would give seed 1 the epochs of seed 0.
-        stream = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch,)))
-        return torch.from_numpy(stream.permutation(len(self))).to(self.y.device)
+        return torch.from_numpy(epoch_order(len(self), seed, epoch)).to(self.y.device)
+
+    def stage(self, epoch: int, step: int) -> None:
+        """Nothing: every image is on the device already."""
+
+    def close(self) -> None:
+        """Nothing: there are no workers to end."""
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Images float32 [B, C, H, W] in [0, 1], cropped and flipped at random, and labels of index [B]."""
         x = self._augmented(index) if self.crop or self.flip else self.x[index]
-        return _to_unit(x), self.y[index]
+        return to_unit(x), self.y[index]
 
     def _augmented(self, index: Tensor) -> Tensor:
         """One gather: pixel (i, j) comes from (i + top, j + left), with W - 1 - j for j when flipped."""
