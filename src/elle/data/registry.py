@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elle.data.image_folder import folder_set, imagenet
 from elle.data.sources import ImageSet, cifar10, digits, mnist5k
 from elle.errors import InputError, nearest
 
@@ -22,10 +23,12 @@ class Dataset:
 
     name: str
     description: str
-    load: Callable[[Path | None], ImageSet]
+    load: Callable[..., ImageSet]
     needs_root: bool
     defaults: Mapping[str, Any]
     weights: Mapping[str, float | Callable[[float, str], float]]
+    files: bool = False
+    """A folder of image files: `load` also takes image_size and workers."""
 
 
 def _cifar10_elle(eps: float, schedule: str) -> float:
@@ -90,6 +93,44 @@ _ROWS = (
         },
         weights={"elle": _cifar10_elle, "elle-a": lambda eps, schedule: 10_000.0 if schedule == "long" else 4_000.0},
     ),
+    Dataset(
+        "folder",
+        "your own images: train/CLASS/*.jpg and val/CLASS/*.jpg (or .png, .webp) in root",
+        folder_set,
+        needs_root=True,
+        defaults={
+            "model": "preact-resnet18",
+            "eps": 4 / 255,
+            "epochs": 30,
+            "batch": 128,
+            "lr": 0.1,
+            "validation": None,  # a tenth of the training images, at most 1,024
+            "clip": True,
+            "crop": 4,
+            "flip": True,
+        },
+        weights={"elle": 4_000.0, "elle-a": 4_000.0},
+        files=True,
+    ),
+    Dataset(
+        "imagenet",
+        "1,281,167 photographs in 1,000 classes: train/CLASS/*.JPEG and val/CLASS/*.JPEG in root",
+        imagenet,
+        needs_root=True,
+        defaults={
+            "model": "preact-resnet18",
+            "eps": 4 / 255,
+            "epochs": 15,
+            "batch": 256,
+            "lr": 0.2,
+            "validation": 1024,
+            "clip": True,
+            "crop": 4,
+            "flip": True,
+        },
+        weights={"elle": 10_000.0, "elle-a": 10_000.0},
+        files=True,
+    ),
 )
 DATASETS: dict[str, Dataset] = {row.name: row for row in _ROWS}
 
@@ -101,16 +142,21 @@ def find_dataset(name: str) -> Dataset:
     raise InputError(f"no dataset {name!r}{nearest(name, DATASETS)}; there are {', '.join(DATASETS)}")
 
 
-def load_dataset(name: str, root: str | Path | None = None) -> ImageSet:
+def load_dataset(
+    name: str, root: str | Path | None = None, *, image_size: int | None = None, workers: int | None = None
+) -> ImageSet:
     """The set called `name`, read from `root`, else from the folder in ELLE_DATA, else from ./data."""
     row = find_dataset(name)
+    options = {"image_size": image_size, "workers": workers} if row.files else {}
+    if image_size is not None and not row.files:
+        raise InputError(f"image_size={image_size}: the images of {name} have a size of their own; leave it out")
     if not row.needs_root:
         return row.load(None)
     # The first place given is the only one read: falling back past a mistyped folder would hide the mistake.
     variable = os.environ.get(ROOT_VARIABLE)
     folder = Path(root or variable or DEFAULT_ROOT).expanduser()
     try:
-        return row.load(folder)
+        return row.load(folder, **options)
     except InputError as error:
         if root or folder.is_dir():
             raise

@@ -12,11 +12,16 @@ from elle.errors import InputError
 
 def split_validation(data: Split, count: int, seed: int) -> tuple[Split, Split]:
     """Training and validation images: `count` of them, drawn with `seed`, are taken out for validation."""
-    if not 0 <= count < len(data):
-        raise InputError(f"validation={count}: there are {len(data)} images; use 0 to {len(data) - 1}")
-    order = np.random.default_rng(seed).permutation(len(data))
-    held_out, kept = order[:count], np.sort(order[count:])
+    kept, held_out = chosen_for_validation(len(data), count, seed)
     return Split(data.x[kept], data.y[kept]), Split(data.x[held_out], data.y[held_out])
+
+
+def chosen_for_validation(images: int, count: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Which images are kept for training, and which are taken out."""
+    if not 0 <= count < images:
+        raise InputError(f"validation={count}: there are {images} images; use 0 to {images - 1}")
+    order = np.random.default_rng(seed).permutation(images)
+    return np.sort(order[count:]), order[:count]
 
 
 def to_tensors(data: Split, device: torch.device | str) -> tuple[Tensor, Tensor]:

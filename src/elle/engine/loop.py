@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from torch import Tensor
 
 from elle.config import Config, format_radius, parse_config
 from elle.core.schedules import SCHEDULES
+from elle.data.image_folder import filled_in, training_source
 from elle.data.registry import load_dataset
-from elle.data.resident import Resident, split_validation, to_tensors
+from elle.data.resident import to_tensors
 from elle.data.sources import ImageSet
 from elle.engine import checkpoint
 from elle.engine.monitor import collapse_epoch
@@ -75,8 +77,9 @@ def train(
         if start_from is not None or existing:
             run.resume(start_from or existing[-1])
         else:
-            checkpoint.write_atomically(directory / "config.toml", config.to_toml().encode())
-        return run.finish()
+            checkpoint.write_atomically(directory / "config.toml", run.config.to_toml().encode())
+        with contextlib.closing(run.step.data):
+            return run.finish()
 
 
 class Run:
@@ -97,7 +100,8 @@ class Run:
             eps=_given(config.eps),
             options=config.options,
         )
-        self.images = load_dataset(config.data, config.root)
+        self.images = load_dataset(config.data, config.root, image_size=config.image_size, workers=config.workers)
+        self.config = config = config.model_copy(update=filled_in(self.images, config.model_dump()))
         prepare_device(self.device, self.precision)
         torch.manual_seed(config.seed)
         self.step, self.tracked = self._parts(self.images)
@@ -113,12 +117,23 @@ class Run:
 
     def _parts(self, images: ImageSet) -> tuple[Step, tuple[Tensor, Tensor]]:
         config = self.config
-        training, validation = split_validation(images.train, _given(config.validation), config.seed)
-        data = Resident(training, self.device, _given(config.crop), _given(config.flip))
+        data, validation = training_source(
+            images.train,
+            self.device,
+            validation=_given(config.validation),
+            seed=config.seed,
+            batch=_given(config.batch),
+            epochs=_given(config.epochs),
+            crop=_given(config.crop),
+            flip=_given(config.flip),
+            loading=config.loading,
+            workers=config.workers,
+            cache=config.cache,
+        )
         self.batch = min(_given(config.batch), len(data))
         self.steps_per_epoch = len(data) // self.batch
         self.total_steps = self.steps_per_epoch * _given(config.epochs)
-        shape = images.train.x.shape
+        shape = images.test.x.shape
         model = build_model(_given(config.model), (shape[1], shape[2], shape[3]), len(images.classes))
         model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         step = Step(
@@ -181,6 +196,7 @@ class Run:
         for k in range(first, self.steps_per_epoch):
             # The middle of the step, so that neither the first nor the last one has rate 0.
             self.step.lr.fill_(_given(self.config.lr) * self.schedule((self.done + 0.5) / self.total_steps))
+            self._stage(epoch, k)
             self.run_step(order[k * self.batch : (k + 1) * self.batch])
             self.done += 1
             self.watcher.stepped(self.done)
@@ -197,6 +213,19 @@ class Run:
         self._record(epoch, rows)
         if stopped():
             self._stop(stopped())
+
+    def _stage(self, epoch: int, k: int) -> None:
+        """Have the batch ready; where that fails (a damaged file, a dead worker), what is trained is saved first."""
+        try:
+            self.step.data.stage(epoch, k)
+        except WorkError as problem:
+            if self.done == 0:
+                raise
+            self._keep()
+            raise WorkError(
+                f"{problem}; the run is saved at step {self.done}; "
+                f"continue with: elle train --out {self.directory} --resume"
+            ) from None
 
     def _record(self, epoch: int, rows: Tensor) -> None:
         """Write down an epoch, and a checkpoint where the epoch is whole."""
@@ -259,9 +288,12 @@ class Run:
         }
         return checkpoint.save_checkpoint(self.directory, self.done, self.step.state(), header)
 
-    def _stop(self, signal_name: str | None) -> None:
+    def _keep(self) -> None:
         if not checkpoint.checkpoint_path(self.directory, self.done).exists():
             self._save()
+
+    def _stop(self, signal_name: str | None) -> None:
+        self._keep()
         self._event("stop", step=self.done, signal=signal_name)
         raise WorkError(
             f"stopped by {signal_name} at step {self.done} of {self.last_step}; everything is saved; "

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from elle.data.resident import Resident
+from elle.data.streaming import Streaming
 from elle.engine.runtime import Precision, autocast
 from elle.methods import Method
 
@@ -23,7 +24,7 @@ class Step:
         self,
         model: nn.Module,
         method: Method,
-        data: Resident,
+        data: Resident | Streaming,
         *,
         eps: float,
         momentum: float,
