@@ -53,6 +53,7 @@ class Streaming:
         kept = ResizeCache(cache, split.paths, round(MARGIN * self._largest)) if cache is not None else None
         self.decoder = Decoder(split, seed=seed, crop=crop, flip=flip, cache=kept)
         self._batches: Generator[Batch, None, None] | None = None
+        self._now: tuple[int, int] | None = None
         self._next: tuple[int, int] | None = None
         self._staged: _Tensors | None = None
         self._upload = _Upload(self.device) if self.device.type == "cuda" else None
@@ -74,6 +75,8 @@ class Streaming:
 
     def stage(self, epoch: int, step: int) -> None:
         """Wait for the batch of that step and put it where `batch` finds it; steps in a row are made ahead."""
+        if self._now == (epoch, step):
+            return
         if self._batches is None or self._next != (epoch, step):
             self.close()
             self._batches = made_by_workers(
@@ -88,6 +91,7 @@ class Streaming:
             batch = next(self._batches)
         except InputError as problem:
             raise WorkError(str(problem)) from None  # the input was fine when the run began
+        self._now = epoch, step
         self._next = (epoch, step + 1) if step + 1 < self.steps else (epoch + 1, 0)
         self._put(tuple(torch.from_numpy(part) for part in batch))  # type: ignore[arg-type]
         if self._next == (self.epochs, 0):
