@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from elle.cli_data import app as data_app
+from elle.cli_data import list_datasets
 from elle.config import KEYS, check_radius, load_config, parse_radius, parse_words
 from elle.errors import InputError, WorkError
+from elle.printing import print_json, print_rows, print_table
 from elle.version import __version__
 
 app = typer.Typer(
@@ -21,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(data_app)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory written by `elle train`.")]
 Root = Annotated[str | None, typer.Option(help="The data folder; otherwise the run's own.")]
@@ -52,10 +55,6 @@ def main() -> None:
     sys.exit(code)
 
 
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"elle {__version__}")
@@ -85,7 +84,7 @@ def demo(
 
     summary = run_demo(out, seed, quiet=as_json)
     if as_json:
-        _print_json(summary)
+        print_json(summary)
 
 
 @app.command(help=f"Train a network.\n\nExample: elle train method=elle-a data=digits seed=1\n\n\b\nKeys:\n{_KEYS}")
@@ -120,7 +119,7 @@ def train(
     with TrainingProgress(to_stderr=as_json) as progress:
         result = run_training(settings, resume=resume, start_from=start_from, watcher=progress.watcher())
     if as_json:
-        _print_json(result)
+        print_json(result)
     else:
         _print_accuracies(result["test"])
         print(f"everything is in {run_directory(settings.resolved())}")
@@ -158,7 +157,7 @@ def evaluate(
         "attacks": result,
     }
     if as_json:
-        _print_json(record)
+        print_json(record)
     else:
         _print_accuracies(result)
     write_json(directory / "evaluation.json", record)
@@ -185,14 +184,14 @@ def metrics(
     trained, x, y, radius = _trained(directory, eps, limit, root, device)
     result = linearity_metrics(trained.model, x, y, radius, metric=metric, norm=trained.config.norm, seed=seed)
     if as_json:
-        _print_json({"eps": radius, "norm": trained.config.norm, "seed": seed, "metrics": result})
+        print_json({"eps": radius, "norm": trained.config.norm, "seed": seed, "metrics": result})
         return
     columns = ["mean", "std", "q05", "q50", "q95"]
     rows = [
         [name, *(f"{one.get(key, float('nan')):.3g}" for key in columns), str(one["undefined"]), METRICS[name][0]]
         for name, one in result.items()
     ]
-    _print_table(["metric", *columns, "undefined", "what it is"], rows)
+    print_table(["metric", *columns, "undefined", "what it is"], rows)
 
 
 def _trained(directory: Path, eps: str | None, limit: int | None, root: str | None, device: str) -> Any:
@@ -230,7 +229,7 @@ def methods(as_json: AsJson = False) -> None:
         }
         for row in METHODS.values()
     ]
-    _print_rows(rows, as_json)
+    print_rows(rows, as_json)
 
 
 @app.command()
@@ -245,7 +244,7 @@ def models(as_json: AsJson = False) -> None:
     for row in MODELS.values():
         parameters = sum(p.numel() for p in row.build((3, 32, 32), 10).parameters())
         rows.append({"name": row.name, "parameters": parameters, "description": row.description})
-    _print_rows(rows, as_json)
+    print_rows(rows, as_json)
 
 
 @app.command()
@@ -254,14 +253,7 @@ def datasets(as_json: AsJson = False) -> None:
 
     Example: elle datasets
     """
-    from elle.config import format_radius
-    from elle.data.registry import DATASETS
-
-    rows = []
-    for row in DATASETS.values():
-        brought = dict(row.defaults) | {"eps": format_radius(row.defaults["eps"])}
-        rows.append({"name": row.name, **brought, "description": row.description})
-    _print_rows(rows, as_json)
+    list_datasets(as_json)
 
 
 @app.command()
@@ -274,26 +266,9 @@ def doctor(as_json: AsJson = False) -> None:
 
     rows = examine()
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     else:
-        _print_table(["", "found", "what to do"], [[row["what"], row["found"], row["advice"]] for row in rows])
-
-
-def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        _print_json(rows)
-    else:
-        _print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
-
-
-def _print_table(columns: list[str], rows: list[list[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+        print_table(["", "found", "what to do"], [[row["what"], row["found"], row["advice"]] for row in rows])
 
 
 def _print_accuracies(result: dict[str, dict[str, Any]]) -> None:
@@ -308,4 +283,4 @@ def _print_accuracies(result: dict[str, dict[str, Any]]) -> None:
                 f"{one['correct']} of {one['total']}",
             ]
         )
-    _print_table(["attack", "accuracy", "95 % interval", "correct"], rows)
+    print_table(["attack", "accuracy", "95 % interval", "correct"], rows)

@@ -84,9 +84,8 @@ def folder_set(root: Path, image_size: int | None = None, workers: int | None = 
 
 
 def imagenet(root: Path, image_size: int | None = None, workers: int | None = None) -> ImageSet:
-    """ImageNet, or a part of it, as train/nXXXXXXXX/*.JPEG and val/nXXXXXXXX/*.JPEG in root or root/imagenet."""
-    below = root / "imagenet"
-    return folder_set(below if (below / "train").is_dir() else root, image_size or IMAGE_SIZE, workers)
+    """ImageNet, or some of its classes, as train/nXXXXXXXX/*.JPEG and val/nXXXXXXXX/*.JPEG in root."""
+    return folder_set(root, image_size or IMAGE_SIZE, workers)
 
 
 def _short_sides(split: FolderSplit) -> list[int]:

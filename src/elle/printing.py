@@ -1,0 +1,31 @@
+"""How the command prints: JSON for programs, tables for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    """One JSON document."""
+    print(json.dumps(value, indent=2))
+
+
+def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Records with the same keys, as JSON or as a table."""
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
+
+
+def print_table(columns: list[str], rows: list[list[str]]) -> None:
+    """A table as wide as the terminal, or wide enough for whole lines where there is none."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
