@@ -116,20 +116,7 @@ def made_by_workers(
     """
     count = max(1, workers) * ahead + 1  # the ones under way, and the one that was taken last
     slots = _Slots(decoder, count, images, size)
-    loader = DataLoader(
-        slots,
-        batch_size=None,
-        sampler=enumerate(tasks),
-        collate_fn=_as_it_is,
-        num_workers=workers,
-        prefetch_factor=ahead if workers else None,
-        # Forked: they start at once, and inherit the list of files and the slots instead of receiving them.
-        multiprocessing_context="fork" if workers else None,
-        worker_init_fn=_begin_worker,
-        # Its own: otherwise the loader draws a seed from the random numbers of the training.
-        generator=torch.Generator(),
-    )
-    made = _started(loader)
+    made = _started(slots, tasks, workers, ahead)
     try:
         for result in made:
             if isinstance(result, str):
@@ -166,15 +153,27 @@ class _Slots(Dataset[Any]):
             return str(problem)
 
 
-def _started(loader: DataLoader[Any]) -> Iterator[Any]:
-    """The loader's iterator, without its handler that raises an error anywhere in this process when a worker dies.
-
-    Where the next batch is waited for, a death is noticed all the same.
-    """
+def _started(slots: _Slots, tasks: Iterable[Task], workers: int, ahead: int) -> Iterator[Any]:
+    """The results of the tasks, in their order, from processes that have been started."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there are fewer cores than the user asks for workers
+        loader = DataLoader(
+            slots,
+            batch_size=None,
+            sampler=enumerate(tasks),
+            collate_fn=_as_it_is,
+            num_workers=workers,
+            prefetch_factor=ahead if workers else None,
+            # Forked: they start at once, and inherit the list of files and the slots instead of receiving them.
+            multiprocessing_context="fork" if workers else None,
+            worker_init_fn=_begin_worker,
+            # Its own: otherwise the loader draws a seed from the random numbers of the training.
+            generator=torch.Generator(),
+        )
         if threading.current_thread() is not threading.main_thread():
             return iter(loader)
+        # Without the loader's handler, which raises an error anywhere in this process when a worker dies: where the
+        # next batch is waited for, a death is noticed all the same.
         before = signal.getsignal(signal.SIGCHLD)
         made = iter(loader)
         signal.signal(signal.SIGCHLD, before)

@@ -276,11 +276,18 @@ class Run:
         record: Record = {}
         with evaluation_mode(model, self.config.seed, self.device), autocast(self.device, self.precision):
             for one in self.attacks:
-                record[one.name] = float(surviving(model, x, y, one, _given(self.config.eps), 1024).float().mean())
-            error = mean_error(model, x, y, _given(self.config.eps), norm=self.config.norm)
+                record[one.name] = float(
+                    surviving(model, x, y, one, _given(self.config.eps), self._fit(1024)).float().mean()
+                )
+            error = mean_error(model, x, y, _given(self.config.eps), norm=self.config.norm, batch=self._fit(500))
             record["tracked_error"] = _number(error)
         record["eval_seconds"] = round(time.perf_counter() - started, 3)
         return record
+
+    def _fit(self, batch: int) -> int:
+        """That many images of 32 x 32, fewer larger ones: the memory for them is known to be there, as in a step."""
+        pixels: int = self.images.test.x[0, 0].size
+        return min(batch, max(self.batch, 1024 * 32 * 32 // pixels))
 
     def collapse(self) -> int | None:
         """The epoch in which this run collapsed for good, as far as its records tell."""
@@ -323,7 +330,9 @@ class Run:
         checkpoint.write_tensors(self.directory / "model.safetensors", model.state_dict(), header)
         self.watcher.said(f"evaluating {config.final} on {len(self.images.test)} test images")
         x, y = to_tensors(self.images.test, self.device)
-        final = evaluate(model, x, y, config.final, _given(config.eps), norm=config.norm, seed=config.seed)
+        final = evaluate(
+            model, x, y, config.final, _given(config.eps), norm=config.norm, batch=self._fit(500), seed=config.seed
+        )
         epoch_seconds = [record["seconds"] for record in self.history]
         result = {
             "version": __version__,
