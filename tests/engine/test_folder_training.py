@@ -13,7 +13,7 @@ import torch
 
 from elle.config import load_config
 from elle.engine import checkpoint
-from elle.engine.loop import train
+from elle.engine.loop import Watcher, train
 from elle.errors import WorkError
 
 from ..data.photographs import write_folder
@@ -75,22 +75,22 @@ def test_a_set_that_is_kept_trains_to_other_weights_than_a_streamed_one(root, un
     assert not all(torch.equal(kept[name], streamed[name]) for name in kept)
 
 
-def test_a_file_damaged_while_training_is_named_and_what_was_trained_is_saved(elle, tmp_path):
+def test_a_file_damaged_while_training_is_named_and_what_was_trained_is_saved(uninterrupted, tmp_path):
     root, run = write_folder(tmp_path / "set"), tmp_path / "run"
-    config = load_config(words(root, run, "workers=0", "max_steps=3"))
-    train(config)  # to find the order: the files of the fourth step are the next to be read
-    files = {path: path.read_bytes() for path in sorted((root / "train").rglob("*.jpg"))}
-    for path in files:
-        path.write_bytes(b"damaged")
-    outcome = elle("train", "--out", run, "--resume", "max_steps=10")
-    assert outcome.code == 1
-    assert f"train{os.sep}" in outcome.err
-    assert "is no JPEG" in outcome.err
-    assert "saved at step 3; continue with" in outcome.err
-    assert len(outcome.err.strip().splitlines()) == 1
+    files = {path: path.read_bytes() for path in (root / "train").rglob("*.jpg")}
+
+    def damage(step):
+        if step == 3:
+            for path in files:
+                path.write_bytes(b"damaged")
+
+    config = load_config(words(root, run, "workers=0"))
+    with pytest.raises(WorkError, match=r"train/.*\.jpg: is no JPEG.*; the run is saved at step 3; continue with"):
+        train(config, watcher=Watcher(stepped=damage))
     for path, content in files.items():
         path.write_bytes(content)
-    assert elle("train", "--out", run, "--resume", "max_steps=10").code == 0
+    train(config, resume=True)
+    assert_same_run(run, uninterrupted)
 
 
 @pytest.mark.parametrize("word", ["image_size=4", "image_size=big", "workers=-1", "loading=fast"])
