@@ -77,8 +77,9 @@ class OpenImage:
 
     def draft(self, box: Box, width: int, height: int) -> None:
         """Have a JPEG halved, quartered.. while decoding, where that leaves a pixel for each of width x height."""
-        fewest = max(1.0, min((box[2] - box[0]) / width, (box[3] - box[1]) / height))
-        self.image.draft("RGB", (int(self.width / fewest), int(self.height / fewest)))
+        spare = min((box[2] - box[0]) / width, (box[3] - box[1]) / height)
+        if spare >= 2:
+            self.image.draft("RGB", (int(self.width / spare), int(self.height / spare)))
 
     def resized(self, box: Box, into: Pixels, whole: bool = True) -> None:
         """Write the pixels of `box`, resized, to `into` uint8 [H, W, 3].
