@@ -226,24 +226,52 @@ def methods(as_json: AsJson = False) -> None:
             "weight_gradients": row.cost.weight_gradients,
             "cost": row.cost.total,
             "double_backpropagation": row.double_backpropagation,
+            "needs": row.needs,
+            "collapse": row.collapse,
         }
         for row in METHODS.values()
     ]
-    print_rows(rows, as_json)
+    if as_json:
+        print_json(rows)
+        return
+    columns = ["name", "paper", "passes", "double backpropagation", "needs", "collapse, as the paper reports it"]
+    passes = ("forwards", "input_gradients", "weight_gradients")
+    table = [
+        [
+            str(row["name"]),
+            str(row["paper"]),
+            "+".join(str(row[kind]) for kind in passes) + f" = {row['cost']}",
+            "yes" if row["double_backpropagation"] else "",
+            str(row["needs"]).replace("double backpropagation", ""),
+            str(row["collapse"]),
+        ]
+        for row in rows
+    ]
+    print_table(columns, table)
+    print("passes for each image and step: forwards + input gradients + weight gradients")
 
 
 @app.command()
 def models(as_json: AsJson = False) -> None:
-    """List the networks; your own is model=module:function, called as function(num_classes=K).
+    """List the networks with parameters and GFLOP a forward of one image (a multiply-add is two operations).
+
+    Others are model=timm:NAME, model=torchvision:NAME, and your own module:function, called with num_classes=K.
 
     Example: elle models
     """
     from elle.models.registry import MODELS
 
-    rows = []
-    for row in MODELS.values():
-        parameters = sum(p.numel() for p in row.build((3, 32, 32), 10).parameters())
-        rows.append({"name": row.name, "parameters": parameters, "description": row.description})
+    rows = [
+        {
+            "name": row.name,
+            "parameters": row.parameters,
+            "gflop": row.gflop,
+            "image": "x".join(map(str, row.shape)),
+            "classes": row.classes,
+            "description": row.description,
+        }
+        for row in MODELS.values()
+    ]
     print_rows(rows, as_json)
 
 

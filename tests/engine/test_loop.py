@@ -104,6 +104,14 @@ def test_a_record_is_written_for_every_epoch(settings, tmp_path, method, has_pen
     assert all(0 <= record["accuracy"] <= 1 and record["loss"] > 0 for record in records)
 
 
+def test_metrics_are_tracked_beside_attacks(settings, tmp_path):
+    train(settings("max_steps=1", "eval_every=1", "track=clean,misalignment,curvature"))
+    (record,) = lines(tmp_path / "run" / "metrics.jsonl")
+    assert 0 <= record["tracked_misalignment"] <= 2
+    assert record["tracked_curvature"] is not None
+    assert "clean" in record
+
+
 def test_a_tracked_number_that_is_not_finite_is_written_as_null(settings, tmp_path, monkeypatch):
     monkeypatch.setattr("elle.engine.loop.mean_error", lambda *_, **__: float("inf"))
     train(settings("max_steps=1", "eval_every=1"))

@@ -28,6 +28,7 @@ RESIDENT_BYTES = 2 * 2**30
 """A training set that takes no more than this once decoded is kept on the device; a larger one is streamed."""
 _IN_MEMORY_BYTES = 2 * 2**30
 _LOOKED_AT = 200
+_MEASURED = 2048
 _HELD_OUT_SHARE = 0.1
 _VALIDATION = 1024
 _CHUNK = 64
@@ -86,6 +87,13 @@ def folder_set(root: Path, image_size: int | None = None, workers: int | None = 
 def imagenet(root: Path, image_size: int | None = None, workers: int | None = None) -> ImageSet:
     """ImageNet, or some of its classes, as train/nXXXXXXXX/*.JPEG and val/nXXXXXXXX/*.JPEG in root."""
     return folder_set(root, image_size or IMAGE_SIZE, workers)
+
+
+def enough_images(data: Split) -> npt.NDArray[np.uint8]:
+    """Images to compute statistics from: all of them, or some, spread over the set, where there are too many."""
+    if isinstance(data, FolderImages) and _streamed(data, "auto"):
+        return data.part(np.linspace(0, len(data) - 1, _MEASURED).astype(np.int64)).x
+    return data.x
 
 
 def _short_sides(split: FolderSplit) -> list[int]:

@@ -10,9 +10,10 @@ from elle.data.arrays import own_arrays
 from elle.data.bundled import digits, mnist5k
 from elle.data.cifar import cifar10, cifar100
 from elle.data.idx import fashion_mnist, mnist
-from elle.data.image_folder import folder_set, imagenet
+from elle.data.image_folder import enough_images, folder_set, imagenet
 from elle.data.mat import svhn
-from elle.data.sources import ImageSet
+from elle.data.sources import ImageSet, Split
+from elle.data.statistics import Statistics, channel_statistics
 from elle.errors import InputError, nearest
 
 ROOT_VARIABLE = "ELLE_DATA"
@@ -34,6 +35,8 @@ class Dataset:
     weights: Mapping[str, float | Callable[[float, str], float]]
     files: bool = False
     """A folder of image files: `load` also takes image_size and workers."""
+    statistics: Statistics | None = None
+    """Published mean and standard deviation; otherwise they are computed from the training images."""
 
 
 def _cifar10_elle(eps: float, schedule: str) -> float:
@@ -193,6 +196,7 @@ _ROWS = (
         },
         weights={"elle": 10_000.0, "elle-a": 10_000.0},
         files=True,
+        statistics=((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     ),
 )
 DATASETS: dict[str, Dataset] = {row.name: row for row in _ROWS}
@@ -208,6 +212,11 @@ def find_dataset(name: str) -> Dataset:
 def data_folder(root: str | Path | None = None) -> Path:
     """`root`, else the folder in ELLE_DATA, else ./data."""
     return Path(root or os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT).expanduser()
+
+
+def dataset_statistics(name: str, train: Split) -> Statistics:
+    """Mean and standard deviation of each channel of the set called `name`."""
+    return find_dataset(name).statistics or channel_statistics(enough_images(train))
 
 
 def load_dataset(

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from elle.config import Config, format_radius, parse_config
+from elle.core.attacks import Norm
 from elle.core.schedules import SCHEDULES
 from elle.data.image_folder import filled_in, training_source
-from elle.data.registry import load_dataset
+from elle.data.registry import dataset_statistics, load_dataset
 from elle.data.resident import to_tensors
 from elle.data.sources import ImageSet
 from elle.engine import checkpoint
@@ -31,8 +32,8 @@ from elle.engine.runtime import (
 )
 from elle.engine.step import RECORDED, Step
 from elle.errors import InputError, WorkError
-from elle.evaluation.evaluate import evaluate, evaluation_mode, parse_attacks, surviving
-from elle.evaluation.metrics import mean_error
+from elle.evaluation.evaluate import EvaluationAttack, evaluate, evaluation_mode, parse_attacks, surviving
+from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error
 from elle.methods import configured
 from elle.models.registry import build_model
 from elle.version import __version__
@@ -49,6 +50,13 @@ class Watcher:
     stepped: Callable[[int], None] = lambda step: None
     recorded: Callable[[Record], None] = lambda record: None
     said: Callable[[str], None] = lambda text: None
+
+
+def parse_track(track: str, norm: Norm) -> tuple[list[EvaluationAttack], str]:
+    """`clean,pgd-10,misalignment` -> the attacks, and the names of the linearity metrics, which may be none."""
+    names = [name.strip() for name in track.split(",") if name.strip()]
+    metrics = [name for name in names if name in METRICS]
+    return parse_attacks(",".join(name for name in names if name not in METRICS), norm), ",".join(metrics)
 
 
 def run_directory(config: Config) -> Path:
@@ -89,7 +97,7 @@ class Run:
         self.config, self.directory, self.watcher = config, directory, watcher
         self.device = pick_device(config.device)
         self.precision = pick_precision(config.precision, self.device)
-        self.attacks = parse_attacks(config.track, config.norm)
+        self.attacks, self.metrics = parse_track(config.track, config.norm)
         parse_attacks(config.final, config.norm)
         self.method = configured(
             config.method,
@@ -136,7 +144,13 @@ class Run:
         self.steps_per_epoch = len(data) // self.batch
         self.total_steps = self.steps_per_epoch * _given(config.epochs)
         shape = images.test.x.shape
-        model = build_model(_given(config.model), (shape[1], shape[2], shape[3]), len(images.classes))
+        model = build_model(
+            _given(config.model),
+            (shape[1], shape[2], shape[3]),
+            len(images.classes),
+            activation=config.activation,
+            normalise=dataset_statistics(config.data, images.train) if config.normalise == "dataset" else None,
+        )
         self.method.check(model)
         model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         step = Step(
@@ -281,6 +295,18 @@ class Run:
                 )
             error = mean_error(model, x, y, _given(self.config.eps), norm=self.config.norm, batch=self._fit(500))
             record["tracked_error"] = _number(error)
+        if self.metrics:
+            found = linearity_metrics(
+                model,
+                x,
+                y,
+                _given(self.config.eps),
+                metric=self.metrics,
+                norm=self.config.norm,
+                batch=self._fit(500),
+                seed=self.config.seed,
+            )
+            record |= {f"tracked_{name}": one.get("mean") for name, one in found.items()}
         record["eval_seconds"] = round(time.perf_counter() - started, 3)
         return record
 
@@ -327,6 +353,7 @@ class Run:
         config, model = self.config, self.step.model
         shape = self.images.test.x.shape
         header = {"kind": "model", "model": config.model, "shape": shape[1:], "classes": self.images.classes}
+        header |= {"activation": config.activation, "normalise": config.normalise}
         checkpoint.write_tensors(self.directory / "model.safetensors", model.state_dict(), header)
         self.watcher.said(f"evaluating {config.final} on {len(self.images.test)} test images")
         x, y = to_tensors(self.images.test, self.device)

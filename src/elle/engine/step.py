@@ -64,7 +64,7 @@ class Step:
 
     def prepare(self, batch: int, shape: tuple[int, ...]) -> None:
         """Room for what is kept of a batch, before the first step."""
-        if self.method.replays > 1:
+        if isinstance(self.method.attack, Replay):
             self.kept |= {name: torch.zeros(batch, *shape, device=self.device) for name in ("x", "delta")}
 
     def __call__(self, index: Tensor) -> None:
