@@ -81,7 +81,7 @@ def _channels_first(path: Path, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint
     if x.ndim == 3:
         return x[:, None]
     first, last = x.shape[1] in (1, 3), x.shape[3] in (1, 3)
-    if first == last or 0 in x.shape:
+    if first == last or 0 in x.shape[1:]:
         raise InputError(f"{path}: `x` is {describe(x)}; its images need 1 or 3 channels, first or last; {_WRITE}")
     return x if first else x.transpose(0, 3, 1, 2)
 

@@ -139,9 +139,7 @@ def _fetch(remote: Remote, part: Path, report: Report) -> None:
         size = part.stat().st_size if part.exists() else 0
         failures = 0 if size > before else failures + 1
         if failures >= ATTEMPTS:
-            raise WorkError(
-                f"{remote.url}: {reason}; {size} bytes are kept in {part}, and running it again goes on there"
-            )
+            raise WorkError(f"{remote.url}: {reason}; {size} bytes are kept in {part}; run it again to go on there")
         time.sleep(min(2.0**failures, 10.0) * PAUSE)
 
 

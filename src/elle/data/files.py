@@ -77,12 +77,11 @@ def read_bounded(path: Path, limit: int = MAX_BYTES) -> bytes:
     """The bytes of a file that is no larger than `limit`."""
     try:
         with open(path, "rb") as file:
-            raw = file.read(limit + 1)
+            if os.fstat(file.fileno()).st_size > limit:
+                raise InputError(f"{path}: is larger than the {limit} bytes it may have; check the file")
+            return file.read()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the file") from None
-    if len(raw) > limit:
-        raise InputError(f"{path}: is larger than the {limit} bytes it may have; check the file")
-    return raw
 
 
 def inflate(raw: bytes | memoryview, size: int, name: str, gzipped: bool = False) -> bytes:

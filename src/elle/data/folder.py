@@ -51,14 +51,14 @@ def index_folder(root: Path) -> FolderIndex:
     folders = _class_folders(train)
     if not folders:
         raise InputError(f"{train}: {'no class folders in it' if train.is_dir() else 'no such folder'}; {_LAYOUT}")
-    test = None
+    training, test = _by_class(train, folders), None
     if set(_class_folders(root / "test")) & set(folders):
         test = _by_class(root / "test", folders)
     elif (root / "val" / "val_annotations.txt").is_file():
         test = _by_annotations(root / "val", folders)
     elif (root / "val").is_dir():
         test = _by_class(root / "val", folders)
-    return FolderIndex(_by_class(train, folders), test, _class_names(root, folders))
+    return FolderIndex(training, test, _class_names(root, folders))
 
 
 def _class_folders(split: Path) -> list[str]:

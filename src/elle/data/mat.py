@@ -71,6 +71,8 @@ def read_mat(raw: bytes, name: str, wanted: tuple[str, ...]) -> dict[str, npt.ND
                 _add_matrix(found, content, order, wanted)
             if all(key in found for key in wanted):
                 return found
+    except InputError:
+        raise
     except (ValueError, IndexError, StopIteration, KeyError) as error:
         raise InputError(f"{name}: is cut short or damaged ({type(error).__name__}); {SVHN.again}") from None
     missing = ", ".join(f"`{key}`" for key in wanted if key not in found)

@@ -1,6 +1,7 @@
 """Parquet shards as Hugging Face keeps image sets: a column of image files and a column of labels."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from elle.errors import InputError
 
 _IMAGES = ("image", "img")
 _LABELS = ("label", "fine_label", "labels")
+_MAX_FILE = 2**16
+"""Bytes of one image file: 20 times the pixels of the largest images that come this way."""
 
 
 def parquet_layout(about: Published) -> Layout:
@@ -40,29 +43,44 @@ def _check_complete(folder: Path, names: list[str]) -> None:
 
 
 def _read(path: Path, about: Published) -> Split:
+    x: list[npt.NDArray[np.uint8]] = []
+    y: list[int] = []
     try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise InputError(f"{path}: parquet files need pyarrow; pip install 'elle-at[parquet]'") from None
-    try:
-        image, label = _columns(path, parquet.read_schema(path).names)
-        # Dictionaries stay dictionaries: one large image that a million rows refer to is not copied a million times.
-        with parquet.ParquetFile(path, read_dictionary=[f"{image}.bytes"]) as file:
-            _check_size(path, file.metadata, about)
-            table = file.read([f"{image}.bytes", label], use_threads=False)
-            table.validate(full=True)
-        files = table.column(image)
-        y = table.column(label).cast(pyarrow.int64()).to_numpy()
+        for content, label in _rows(path, about):
+            name = f"{path}: image {len(y)}"
+            if type(label) is not int:
+                raise InputError(f"{name}: has no whole number as its label; {about.again}")
+            x.append(_image(content, name, about))
+            y.append(label)
     except InputError:
         raise
     except Exception as error:  # a damaged file can fail in any way at all
         reason = f"is no parquet file of images, or damaged ({type(error).__name__})"
         raise InputError(f"{path}: {reason}; {about.again}") from None
-    x = np.empty((len(y), *about.shape), np.uint8)
-    for row, content in enumerate(files):
-        x[row] = _image(content, f"{path}: image {row}", about)
-    return checked_split(str(path), x, y, len(about.classes), about.again)
+    if not y:
+        raise InputError(f"{path}: holds no images; {about.again}")
+    return checked_split(str(path), np.stack(x), np.array(y), len(about.classes), about.again)
+
+
+def _rows(path: Path, about: Published) -> Iterator[tuple[Any, Any]]:
+    """The image file, as pyarrow keeps it, and the label of each row."""
+    try:
+        from pyarrow import compute, parquet
+    except ImportError:
+        raise InputError(f"{path}: parquet files need pyarrow; pip install 'elle-at[parquet]'") from None
+    image, label = _columns(path, parquet.read_schema(path).names)
+    # Dictionaries stay dictionaries: one large image that a million rows refer to is not copied a million times.
+    with parquet.ParquetFile(path, read_dictionary=[f"{image}.bytes"]) as file:
+        _check_size(path, file.metadata, about)
+        for group in range(file.metadata.num_row_groups):  # one by one, as each has a dictionary of its own
+            for batch in file.iter_batches(256, [group], [f"{image}.bytes", label], use_threads=False):
+                batch.validate(full=True)
+                files = batch.column(image)
+                longest = compute.max(compute.binary_length(files.field("bytes").dictionary)).as_py() or 0
+                if longest > _MAX_FILE:
+                    reason = f"holds an image file of {longest} bytes, more than {_MAX_FILE}"
+                    raise InputError(f"{path}: {reason}; {about.again}")
+                yield from zip(files, batch.column(label).to_pylist(), strict=True)
 
 
 def _columns(path: Path, names: list[str]) -> tuple[str, str]:
