@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from elle.data.image_folder import FolderImages, filled_in, training_source
-from elle.data.registry import load_dataset
+from elle.data.image_folder import FolderImages, enough_images, filled_in, training_source
+from elle.data.registry import dataset_statistics, load_dataset
 from elle.data.resident import Resident
 from elle.data.streaming import Streaming
 from elle.errors import InputError, WorkError
@@ -143,6 +143,17 @@ def test_streaming_decodes_no_training_image_before_the_first_step(root):
     training_source(images.train, torch.device("cpu"), loading="streaming", **OPTIONS)
     assert isinstance(images.train, FolderImages)
     assert "x" not in vars(images.train)
+
+
+@pytest.mark.parametrize(("limit", "count"), [(2**40, 24), (0, 5)])
+def test_statistics_come_from_all_images_or_from_some_of_a_streamed_set(root, monkeypatch, limit, count):
+    monkeypatch.setattr("elle.data.image_folder.RESIDENT_BYTES", limit)
+    monkeypatch.setattr("elle.data.image_folder._MEASURED", 5)
+    images = load_dataset("folder", root, image_size=32, workers=0)
+    assert len(enough_images(images.train)) == count
+    mean, deviation = dataset_statistics("folder", images.train)
+    assert len(mean) == len(deviation) == 3
+    assert all(0.4 < value < 0.7 for value in mean)
 
 
 def test_what_only_the_files_can_tell_is_filled_in(root):

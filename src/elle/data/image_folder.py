@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from elle.data.folder import FolderSplit, decode, index_folder
+from elle.data.folder import FolderSplit, index_folder
 from elle.data.sources import ImageSet, Split
 from elle.errors import InputError, WorkError
 
@@ -98,8 +98,10 @@ def enough_images(data: Split) -> npt.NDArray[np.uint8]:
 
 def _short_sides(split: FolderSplit) -> list[int]:
     """Of some images, spread over the set."""
-    every = max(1, len(split) // _LOOKED_AT)
-    return [min(decode(path, str(path)).shape[:2]) for path in split.paths[::every]]
+    from elle.data.decoding import OpenImage
+
+    images = (OpenImage(str(path)) for path in split.paths[:: max(1, len(split) // _LOOKED_AT)])
+    return [min(image.width, image.height) for image in images]
 
 
 def _empty(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:

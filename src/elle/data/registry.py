@@ -184,7 +184,7 @@ _ROWS = (
         imagenet,
         needs_root=True,
         defaults={
-            "model": "preact-resnet18",
+            "model": "resnet50",
             "eps": 4 / 255,
             "epochs": 15,
             "batch": 256,
