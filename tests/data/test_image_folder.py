@@ -138,6 +138,12 @@ def test_both_ways_hold_out_the_same_images(root):
     np.testing.assert_array_equal(held_out[0].y, held_out[1].y)
 
 
+def test_no_images_held_out_are_an_empty_array(root):
+    images = load_dataset("folder", root, image_size=32)
+    _, held_out = training_source(images.train, torch.device("cpu"), loading="streaming", **OPTIONS | {"validation": 0})
+    assert held_out.x.shape == (0, 3, 32, 32)
+
+
 def test_streaming_decodes_no_training_image_before_the_first_step(root):
     images = load_dataset("folder", root, image_size=32, workers=0)
     training_source(images.train, torch.device("cpu"), loading="streaming", **OPTIONS)

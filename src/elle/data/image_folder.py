@@ -53,7 +53,7 @@ class FolderImages(Split):
         count, size = len(self.files), self.size
         x = _empty((count, 3, size, size))
         tasks = [Task(0, k, np.arange(k, min(k + _CHUNK, count)), size) for k in range(0, count, _CHUNK)]
-        workers = min(usable_workers(self.workers), len(tasks) - 1)
+        workers = min(usable_workers(self.workers), max(0, len(tasks) - 1))
         made = made_by_workers(Decoder(self.files), tasks, images=_CHUNK, size=size, workers=workers)
         for task, batch in zip(tasks, made, strict=True):
             x[task.files] = batch.x.transpose(0, 3, 1, 2)
