@@ -35,8 +35,8 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
 }  # fmt: skip
 WITHOUT_TORCH = {
-    "version", "errors", "published", "config", "experiments", "demo", "progress", "printing", "cli_data", "cli",
-    "__init__",
+    "version", "errors", "published", "config", "experiments", "demo", "progress", "printing",
+    "cli_data", "cli", "__init__",
 }  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -98,6 +98,14 @@ class Config(BaseModel):
     )
     track: str = Field("clean,pgd-10", description="attacks, and metrics of `elle metrics`, evaluated while training")
     eval_every: int = Field(1, ge=0, description="epochs between those evaluations; 0 for none")
+    probe_every: int | None = Field(
+        None,
+        ge=0,
+        description="steps between looks for a collapse; 0: none; left out: two an epoch for one-step attacks",
+    )
+    on_collapse: Literal["warn", "stop", "rollback"] = Field(
+        "warn", description="rollback: back to the last healthy state, with ELLE-A on or twice its weight"
+    )
     final: str = Field("clean,fgsm,pgd-20", description="attacks evaluated on the whole test set at the end")
     seed: int = Field(0, ge=0, lt=2**63, description="of weights, data order, and every random draw")
     out: str | None = Field(None, description="the run directory; otherwise runs/ and a name made of the settings")
@@ -129,7 +137,8 @@ class Config(BaseModel):
 
     def differences(self, other: Config) -> list[str]:
         """The keys on which two configurations train different models."""
-        free = {"root", "out", "device", "compile", "eval_every", "track", "final", "max_steps", "workers"}
+        free = {"root", "out", "device", "compile", "eval_every", "track", "final", "max_steps"}
+        free |= {"probe_every", "on_collapse", "workers"}
         mine, theirs = self.model_dump(), other.model_dump()
         return [key for key in mine if key not in free and mine[key] != theirs[key]]
 

@@ -91,6 +91,11 @@ class Method:
         return self.attack is not None or isinstance(self.loss, _OWN_POINTS)
 
     @property
+    def few_steps(self) -> bool:
+        """Whether its points cost one gradient or two, so that a network can learn to fool them: it may collapse."""
+        return self.adversarial and not (isinstance(self.attack, SignStep) and self.attack.steps > 2)
+
+    @property
     def double_backpropagation(self) -> bool:
         """Whether it differentiates a gradient: slower than its cost says."""
         return isinstance(self.loss, (Penalised, Bilevel, WorstGap))
