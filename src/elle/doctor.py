@@ -51,7 +51,7 @@ def _gpu() -> list[dict[str, str]]:
 def _packages() -> dict[str, str]:
     """What elle itself needs beside torch; there are no optional packages yet."""
     found, missing = [], []
-    for name in ("numpy", "safetensors", "pydantic", "typer", "rich", "scikit-learn"):
+    for name in ("numpy", "safetensors", "pydantic", "typer", "rich", "scikit-learn", "pillow"):
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:

@@ -1,5 +1,6 @@
 """The report on a set, and the exact distance between its classes."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 
 from elle.data import separation as module
 from elle.data.check import check
+from elle.data.registry import load_dataset
 from elle.data.separation import Closest, closest, separation
 from elle.data.sources import ImageSet, Split
+from elle.errors import InputError
 
 from .layouts import encoded, small_images, write_npz
 
@@ -118,3 +121,15 @@ def test_separation_looks_within_training_and_between_the_splits():
         "train-train": brute_force(train, train),
         "test-train": brute_force(test, train),
     }
+
+
+@pytest.mark.slow
+def test_cifar10_is_as_far_apart_as_published():
+    """Yang et al. (arXiv 2003.02460), Table 1: 0.212 within training, 0.220 between test and training."""
+    try:
+        images = load_dataset("cifar10")
+    except InputError as problem:
+        pytest.skip(str(problem))
+    started = time.process_time()
+    assert {pair: one.distance for pair, one in separation(images).items()} == {"train-train": 54, "test-train": 56}
+    assert time.process_time() - started < 180

@@ -66,6 +66,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(module, "PAUSE", 0.0)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     one = Server()
     yield one
     one.shutdown()
@@ -165,6 +166,19 @@ def test_a_server_without_ranges_sends_everything_again(server, tmp_path):
 
     server.behave = ignores_ranges
     assert download(remote(server), tmp_path, silent).read_bytes() == CONTENT
+
+
+def test_a_server_without_ranges_that_always_breaks_off_is_given_up(server, tmp_path):
+    def breaks(handler, content, start):
+        handler.head(content, 0)
+        handler.wfile.write(content[: 400_000 + 300_000 * (len(server.requests) % 2)])
+        handler.connection.close()
+        return True
+
+    server.behave = breaks
+    with pytest.raises(WorkError, match="run it again"):
+        download(remote(server), tmp_path, silent)
+    assert len(server.requests) <= 2 + module.ATTEMPTS
 
 
 def test_a_redirect_is_followed(server, tmp_path):

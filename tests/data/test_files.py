@@ -90,7 +90,35 @@ def test_an_archive_that_unpacks_to_too_much_is_refused_by_its_headers(tmp_path,
     assert not (tmp_path / "out").exists()
 
 
-def test_a_header_that_claims_a_terabyte_allocates_nothing(tmp_path):
+def test_an_archive_of_endless_empty_files_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_MAX_ENTRIES", 50)
+    path = archive_of(tmp_path / "many.tar.gz", *((f"{n}", FILE, b"") for n in range(51)))
+    with pytest.raises(InputError, match="or 50 files"):
+        open_archive(path, ["a"])
+
+
+def test_an_interrupt_while_unpacking_leaves_no_half_file_under_the_real_name(tmp_path, monkeypatch):
+    path = archive_of(tmp_path / "a.tar.gz", ("a", FILE, bytes(3 * 2**20)))
+    read = files.Member.read
+    parts = []
+
+    def interrupted(self, size=None):
+        parts.append(self.name)
+        if len(parts) == 5:  # the first three are of the look at all entries
+            raise KeyboardInterrupt
+        return read(self, size)
+
+    monkeypatch.setattr(files.Member, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        unpack(path, tmp_path / "out")
+    assert files.Folder(tmp_path / "out").names() == []
+    monkeypatch.setattr(files.Member, "read", read)
+    assert unpack(path, tmp_path / "out") == [tmp_path / "out" / "a"]
+    assert files.Folder(tmp_path / "out").names() == ["a"]
+    assert len(list((tmp_path / "out").iterdir())) == 1
+
+
+def test_a_header_that_claims_more_than_there_is_is_refused(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as archive:
         info = tarfile.TarInfo("a")
         info.size = 2**30 - 1

@@ -338,7 +338,6 @@ def test_claims_of_huge_sizes_are_refused_before_anything_is_allocated(tmp_path,
     large = tmp_path / "cifar-10-batches-bin"
     write_binary(tmp_path)
     (large / "test_batch.bin").write_bytes(bytes(2**20 + 1))
-    monkeypatch.setattr(files.read_bounded, "__defaults__", (2**20,))
     refused(lambda: cifar10(tmp_path), "larger than")
 
 

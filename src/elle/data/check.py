@@ -64,7 +64,7 @@ class _Tally:
     def __init__(self, items: Iterator[Item], classes: int) -> None:
         self.counts = np.zeros(classes, np.int64)
         self.sizes: Counter[str] = Counter()
-        self.sums: npt.NDArray[np.float64] = np.zeros((3, 0))
+        self.sums: npt.NDArray[np.int64] = np.zeros((3, 0), np.int64)
         self.unreadable: list[str] = []
         self.names: dict[bytes, str] = {}
         self.labels: dict[bytes, int] = {}
@@ -78,9 +78,9 @@ class _Tally:
         channels, height, width = image.shape
         self.counts[label] += 1
         self.sizes[f"{width} x {height}"] += 1
-        flat = image.reshape(channels, -1).astype(np.float32)
+        flat = image.reshape(channels, -1).astype(np.int64)
         moments = np.stack([np.full(channels, flat.shape[1]), flat.sum(1), (flat * flat).sum(1)])
-        self.sums = moments.astype(np.float64) + (self.sums if self.sums.size else 0)
+        self.sums = moments + self.sums if self.sums.size else moments
         digest = hashlib.blake2b(image.tobytes(), digest_size=16, key=str(image.shape).encode()).digest()
         self.names.setdefault(digest, name)
         self.labels.setdefault(digest, label)

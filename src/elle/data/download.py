@@ -22,6 +22,8 @@ TIMEOUT = 30.0
 """Seconds without a byte from the server."""
 PAUSE = 0.5
 """Seconds before the first new attempt; doubled with each."""
+_PASSING = (408, 429)
+"""Refusals that time heals: a timeout, too many requests."""
 _CHUNK = 2**18
 
 
@@ -119,9 +121,8 @@ def _md5(path: Path) -> str:
 
 def _fetch(remote: Remote, part: Path, report: Report) -> None:
     """Fill `part`, going on where it ends, as long as each attempt or one of the next few brings something."""
-    failures = 0
+    failures, most = 0, part.stat().st_size if part.exists() else 0
     while True:
-        before = part.stat().st_size if part.exists() else 0
         try:
             if _attempt(remote, part, report):
                 return
@@ -132,12 +133,13 @@ def _fetch(remote: Remote, part: Path, report: Report) -> None:
             reason = f"the server says {problem.code} {problem.reason}"
             if problem.code == 416:  # nothing after what is there: whole, or too much; the sum will tell
                 return
-            if 400 <= problem.code < 500:
+            if 400 <= problem.code < 500 and problem.code not in _PASSING:
                 raise WorkError(f"{remote.url}: {reason}; the address may have changed") from None
         except (OSError, http.client.HTTPException) as problem:
             reason = str(getattr(problem, "reason", problem)) or type(problem).__name__
         size = part.stat().st_size if part.exists() else 0
-        failures = 0 if size > before else failures + 1
+        failures = 0 if size > most else failures + 1
+        most = max(size, most)  # a server without ranges may start over and break off again and again
         if failures >= ATTEMPTS:
             raise WorkError(f"{remote.url}: {reason}; {size} bytes are kept in {part}; run it again to go on there")
         time.sleep(min(2.0**failures, 10.0) * PAUSE)

@@ -13,6 +13,8 @@ from elle.errors import InputError, WorkError
 
 MAX_BYTES = 2**30
 """Of one file, and of everything in one archive: five times the largest set that is read this way."""
+_MAX_ENTRIES = 10_000
+"""Of one archive; the official ones have eight."""
 _BLOCK = 512
 
 
@@ -36,8 +38,10 @@ class Folder:
         try:
             with os.scandir(self.where) as entries:
                 return sorted(entry.name for entry in entries if entry.is_file() and not entry.name.endswith(".part"))
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise InputError(f"{self.where}: cannot be listed ({error.strerror}); check its permissions") from None
 
     def label(self, name: str) -> str:
         return str(self.where / name)
@@ -73,12 +77,12 @@ def open_archive(path: Path, patterns: Sequence[str]) -> Archive:
     return Archive(path, contents)
 
 
-def read_bounded(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """The bytes of a file that is no larger than `limit`."""
+def read_bounded(path: Path) -> bytes:
+    """The bytes of a file that is no larger than MAX_BYTES."""
     try:
         with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size > limit:
-                raise InputError(f"{path}: is larger than the {limit} bytes it may have; check the file")
+            if os.fstat(file.fileno()).st_size > MAX_BYTES:
+                raise InputError(f"{path}: is larger than the {MAX_BYTES} bytes it may have; check the file")
             return file.read()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the file") from None
@@ -136,12 +140,13 @@ def read_tar(path: Path) -> Iterator[Member]:
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the file") from None
     with file:
         stream = _Unzipped(path, file)
-        total = 0
+        total = entries = 0
         while any(header := stream.read(_BLOCK)):
             member = _member(header, stream)
-            total += member.size
-            if total > MAX_BYTES:
-                raise InputError(f"{path}: unpacks to more than {MAX_BYTES} bytes; get the file again")
+            total, entries = total + member.size, entries + 1
+            if total > MAX_BYTES or entries > _MAX_ENTRIES:
+                limit = f"{MAX_BYTES} bytes or {_MAX_ENTRIES} files"
+                raise InputError(f"{path}: unpacks to more than {limit}; get the file again")
             if not member.is_note:
                 yield member
             while member.left:
@@ -190,10 +195,12 @@ def _write(path: Path, member: Member, target: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.parent.resolve().is_relative_to(target.resolve()):
         raise InputError(f"{path.parent}: is a link out of {target}; remove it")
-    path.unlink(missing_ok=True)  # never through a link that is already there
-    with open(path, "xb") as file:
-        while part := member.read(2**20):
-            file.write(part)
+    part = path.with_name(f"{path.name}.part")  # so that an interrupt leaves no half file under the real name
+    part.unlink(missing_ok=True)  # never through a link that is already there
+    with open(part, "xb") as file:
+        while some := member.read(2**20):
+            file.write(some)
+    os.replace(part, path)
 
 
 def _destination(archive: Path, member: Member, target: Path) -> Path:
