@@ -139,6 +139,13 @@ def test_what_is_no_image_is_named(path, content):
         OpenImage(str(path)).resized((0, 0, 1, 1), np.empty((16, 16, 3), np.uint8))
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_header_without_a_picture_is_named(path, whole):
+    path.write_bytes(path.read_bytes().replace(b"\xff\xda", b"\xff\xd9"))
+    with pytest.raises(InputError, match=r"photo\.jpg"):
+        OpenImage(str(path)).resized((0, 0, 9, 9), np.empty((16, 16, 3), np.uint8), whole)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"gone\.jpg: cannot be read"):
         OpenImage(str(tmp_path / "gone.jpg"))

@@ -69,7 +69,8 @@ class OpenImage:
                 image = Image.open(io.BytesIO(file.read()), formats=("JPEG",))
         except Exception:
             return None
-        return image if image.mode == "RGB" and image.width * image.height <= MAX_PIXELS else None
+        # Without a tile there is a header and no picture.
+        return image if image.mode == "RGB" and image.tile and image.width * image.height <= MAX_PIXELS else None
 
     def _decoded(self) -> Any:
         """The file of any format; what is wrong with it, if anything, is an InputError that names it."""
