@@ -83,6 +83,16 @@ class Config(BaseModel):
     clip: bool | None = Field(None, description="keep adversarial points and triplets in [0, 1]")
     crop: int | None = Field(None, ge=0, description="pixels of padding for random crops; 0 for none")
     flip: bool | None = Field(None, description="mirror half of the images")
+    image_size: int | None = Field(
+        None, ge=8, description="pixels of a side, for image files; otherwise 224, or less where all are smaller"
+    )
+    loading: Literal["auto", "resident", "streaming"] = Field(
+        "auto", description="image files: kept decoded on the device, or streamed (auto: above 2 GiB)"
+    )
+    workers: int | None = Field(
+        None, ge=0, description="processes that decode image files; otherwise one a core, less one"
+    )
+    cache: str | None = Field(None, description="a folder for decoded images of a streamed set, to decode only once")
     validation: int | None = Field(
         None, ge=0, description="training images held out to track; 0: track on the test set"
     )
@@ -128,7 +138,7 @@ class Config(BaseModel):
     def differences(self, other: Config) -> list[str]:
         """The keys on which two configurations train different models."""
         free = {"root", "out", "device", "compile", "eval_every", "track", "final", "max_steps"}
-        free |= {"probe_every", "on_collapse"}
+        free |= {"probe_every", "on_collapse", "workers"}
         mine, theirs = self.model_dump(), other.model_dump()
         return [key for key in mine if key not in free and mine[key] != theirs[key]]
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elle.data.folder import FolderSplit, decode, index_folder
-from elle.data.registry import data_folder, load_dataset
+from elle.data.registry import data_folder, find_dataset, load_dataset
 from elle.data.sources import Split
 from elle.errors import InputError
 
@@ -22,7 +22,7 @@ _LISTED = 20
 
 def check(name: str, root: str | Path | None = None) -> dict[str, Any]:
     """A report on the set called `name`; files that cannot be read are listed in it, where each image is a file."""
-    if name == "folder":
+    if find_dataset(name).files:
         index = index_folder(data_folder(root))
         splits = {"train": _files(index.train), "test": _files(index.test) if index.test else iter(())}
         classes = index.classes

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elle.data.sources import MAX_ARRAY, ImageSet, Split
 from elle.errors import InputError
 
 FORMATS = ("JPEG", "PNG", "WEBP")
@@ -144,34 +143,6 @@ def _lines(path: Path) -> list[str]:
 def _listed(names: Iterable[str]) -> str:
     few = list(names)
     return ", ".join(map(repr, few[:5])) + (f" and {len(few) - 5} more" if len(few) > 5 else "")
-
-
-def load_folder(root: Path) -> ImageSet:
-    """A folder of small images, all of one size, as arrays; both splits must be there."""
-    index = index_folder(root)
-    if index.test is None:
-        raise InputError(f"{root}: no labelled images in test/ or val/; {_LAYOUT}")
-    train, test = _decoded(index.train), _decoded(index.test)
-    if train.x.shape[1:] != test.x.shape[1:]:
-        sizes = " and ".join(f"{split.x.shape[3]} x {split.x.shape[2]}" for split in (train, test))
-        raise InputError(f"{root}: training and test images are {sizes} pixels; make them alike")
-    return ImageSet(train, test, index.classes)
-
-
-def _decoded(files: FolderSplit) -> Split:
-    x: npt.NDArray[np.uint8] | None = None
-    for number, path in enumerate(files.paths):
-        image = decode(path, str(path)).transpose(2, 0, 1)
-        if x is None:
-            if len(files) * image.size > MAX_ARRAY:
-                raise InputError(f"{path.parent}: {len(files)} images of this size need more than {MAX_ARRAY} bytes")
-            x = np.empty((len(files), *image.shape), np.uint8)
-        if image.shape != x.shape[1:]:
-            sizes = f"{image.shape[2]} x {image.shape[1]} pixels, others {x.shape[3]} x {x.shape[2]}"
-            raise InputError(f"{path}: has {sizes}; images of data=folder must all have one size")
-        x[number] = image
-    assert x is not None  # index_folder refuses a class without images
-    return Split(x, files.y)
 
 
 def decode(source: Path | bytes, name: str) -> npt.NDArray[np.uint8]:

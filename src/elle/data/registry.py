@@ -9,8 +9,8 @@ from typing import Any
 from elle.data.arrays import own_arrays
 from elle.data.bundled import digits, mnist5k
 from elle.data.cifar import cifar10, cifar100
-from elle.data.folder import load_folder
 from elle.data.idx import fashion_mnist, mnist
+from elle.data.image_folder import enough_images, folder_set, imagenet
 from elle.data.mat import svhn
 from elle.data.sources import ImageSet, Split
 from elle.data.statistics import Statistics, channel_statistics
@@ -29,10 +29,12 @@ class Dataset:
 
     name: str
     description: str
-    load: Callable[[Path | None], ImageSet]
+    load: Callable[..., ImageSet]
     needs_root: bool
     defaults: Mapping[str, Any]
     weights: Mapping[str, float | Callable[[float, str], float]]
+    files: bool = False
+    """A folder of image files: `load` also takes image_size and workers."""
     statistics: Statistics | None = None
     """Published mean and standard deviation; otherwise they are computed from the training images."""
 
@@ -159,11 +161,42 @@ _ROWS = (
     ),
     Dataset(
         "folder",
-        "your own small images of one size: train/CLASS/*.png, test/CLASS/*.png (or .jpg, .webp; val/ for test/)",
-        _from(load_folder),
+        "your own images: train/CLASS/*.jpg and val/CLASS/*.jpg (or .png, .webp) in root",
+        folder_set,
         needs_root=True,
-        defaults=_CIFAR | {"validation": 0},
+        defaults={
+            "model": "preact-resnet18",
+            "eps": 4 / 255,
+            "epochs": 30,
+            "batch": 128,
+            "lr": 0.1,
+            "validation": None,  # a tenth of the training images, at most 1,024
+            "clip": True,
+            "crop": 4,
+            "flip": True,
+        },
         weights={"elle": 4_000.0, "elle-a": 4_000.0},
+        files=True,
+    ),
+    Dataset(
+        "imagenet",
+        "1,281,167 photographs in 1,000 classes: train/CLASS/*.JPEG and val/CLASS/*.JPEG in root",
+        imagenet,
+        needs_root=True,
+        defaults={
+            "model": "resnet50",
+            "eps": 4 / 255,
+            "epochs": 15,
+            "batch": 256,
+            "lr": 0.2,
+            "validation": 1024,
+            "clip": True,
+            "crop": 4,
+            "flip": True,
+        },
+        weights={"elle": 10_000.0, "elle-a": 10_000.0},
+        files=True,
+        statistics=((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     ),
 )
 DATASETS: dict[str, Dataset] = {row.name: row for row in _ROWS}
@@ -176,26 +209,31 @@ def find_dataset(name: str) -> Dataset:
     raise InputError(f"no dataset {name!r}{nearest(name, DATASETS)}; there are {', '.join(DATASETS)}")
 
 
-def dataset_statistics(name: str, train: Split) -> Statistics:
-    """Mean and standard deviation of each channel of the set called `name`."""
-    return find_dataset(name).statistics or channel_statistics(train.x)
-
-
 def data_folder(root: str | Path | None = None) -> Path:
     """`root`, else the folder in ELLE_DATA, else ./data."""
     return Path(root or os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT).expanduser()
 
 
-def load_dataset(name: str, root: str | Path | None = None) -> ImageSet:
+def dataset_statistics(name: str, train: Split) -> Statistics:
+    """Mean and standard deviation of each channel of the set called `name`."""
+    return find_dataset(name).statistics or channel_statistics(enough_images(train))
+
+
+def load_dataset(
+    name: str, root: str | Path | None = None, *, image_size: int | None = None, workers: int | None = None
+) -> ImageSet:
     """The set called `name`, read from `root`, else from the folder in ELLE_DATA, else from ./data."""
     row = find_dataset(name)
+    options = {"image_size": image_size, "workers": workers} if row.files else {}
+    if image_size is not None and not row.files:
+        raise InputError(f"image_size={image_size}: the images of {name} have a size of their own; leave it out")
     if not row.needs_root:
         return row.load(None)
     # The first place given is the only one read: falling back past a mistyped folder would hide the mistake.
     variable = os.environ.get(ROOT_VARIABLE)
     folder = data_folder(root)
     try:
-        return row.load(folder)
+        return row.load(folder, **options)
     except InputError as error:
         if root or folder.is_dir():
             raise

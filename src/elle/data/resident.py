@@ -1,6 +1,7 @@
 """A whole image set on the device, so that a training step waits for no loader."""
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -11,20 +12,32 @@ from elle.errors import InputError
 
 def split_validation(data: Split, count: int, seed: int) -> tuple[Split, Split]:
     """Training and validation images: `count` of them, drawn with `seed`, are taken out for validation."""
-    if not 0 <= count < len(data):
-        raise InputError(f"validation={count}: there are {len(data)} images; use 0 to {len(data) - 1}")
-    order = np.random.default_rng(seed).permutation(len(data))
-    held_out, kept = order[:count], np.sort(order[count:])
+    kept, held_out = chosen_for_validation(len(data), count, seed)
     return Split(data.x[kept], data.y[kept]), Split(data.x[held_out], data.y[held_out])
+
+
+def chosen_for_validation(images: int, count: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Which images are kept for training, and which are taken out."""
+    if not 0 <= count < images:
+        raise InputError(f"validation={count}: there are {images} images; use 0 to {images - 1}")
+    order = np.random.default_rng(seed).permutation(images)
+    return np.sort(order[count:]), order[:count]
 
 
 def to_tensors(data: Split, device: torch.device | str) -> tuple[Tensor, Tensor]:
     """All images as float32 in [0, 1] and labels as int64, for evaluation."""
-    return _to_unit(torch.tensor(data.x, device=device)), torch.tensor(data.y, device=device)
+    return to_unit(torch.tensor(data.x, device=device)), torch.tensor(data.y, device=device)
 
 
-def _to_unit(x: Tensor) -> Tensor:
+def to_unit(x: Tensor) -> Tensor:
+    """Bytes as float32 in [0, 1]."""
     return x / 255  # float32: of integers, one kernel converts and divides
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """The order of `count` images in an epoch: a function of (seed, epoch) alone."""
+    # A spawn key keeps pairs apart for any seed; seed + epoch would give seed 1 the epochs of seed 0.
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch,))).permutation(count)
 
 
 class Resident:
@@ -47,9 +60,13 @@ class Resident:
 
     def order(self, seed: int, epoch: int) -> Tensor:
         """The order of this epoch, int64 [N]: a function of (seed, epoch) alone, the same on every device."""
-        # A spawn key keeps pairs apart for any seed; seed + epoch would give seed 1 the epochs of seed 0.
-        stream = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch,)))
-        return torch.from_numpy(stream.permutation(len(self))).to(self.y.device)
+        return torch.from_numpy(epoch_order(len(self), seed, epoch)).to(self.y.device)
+
+    def stage(self, epoch: int, step: int) -> None:
+        """Nothing: every image is on the device already."""
+
+    def close(self) -> None:
+        """Nothing: there are no workers to end."""
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Images float32 [B, C, H, W] in [0, 1], cropped and flipped at random, and labels of index [B]."""
@@ -62,4 +79,4 @@ class Resident:
             x = self.x[index]
         if flipped is not None:
             x = torch.where(flipped, x.flip(-1), x)
-        return _to_unit(x), self.y[index]
+        return to_unit(x), self.y[index]

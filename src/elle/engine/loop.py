@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from torch import Tensor
 from elle.config import Config, format_radius, parse_config
 from elle.core.attacks import Norm
 from elle.core.schedules import SCHEDULES
+from elle.data.image_folder import filled_in, training_source
 from elle.data.registry import dataset_statistics, load_dataset
-from elle.data.resident import Resident, split_validation, to_tensors
+from elle.data.resident import to_tensors
 from elle.data.sources import ImageSet
 from elle.engine import checkpoint
 from elle.engine.guard import Guard
@@ -85,8 +87,9 @@ def train(
         if start_from is not None or existing:
             run.resume(start_from or existing[-1])
         else:
-            checkpoint.write_atomically(directory / "config.toml", config.to_toml().encode())
-        return run.finish()
+            checkpoint.write_atomically(directory / "config.toml", run.config.to_toml().encode())
+        with contextlib.closing(run.step.data):
+            return run.finish()
 
 
 class Run:
@@ -108,7 +111,8 @@ class Run:
             model=_given(config.model),
             options=config.options,
         )
-        self.images = load_dataset(config.data, config.root)
+        self.images = load_dataset(config.data, config.root, image_size=config.image_size, workers=config.workers)
+        self.config = config = config.model_copy(update=filled_in(self.images, config.model_dump()))
         prepare_device(self.device, self.precision)
         torch.manual_seed(config.seed)
         self.step, self.tracked = self._parts(self.images)
@@ -124,12 +128,23 @@ class Run:
 
     def _parts(self, images: ImageSet) -> tuple[Step, tuple[Tensor, Tensor]]:
         config = self.config
-        training, validation = split_validation(images.train, _given(config.validation), config.seed)
-        data = Resident(training, self.device, _given(config.crop), _given(config.flip))
+        data, validation = training_source(
+            images.train,
+            self.device,
+            validation=_given(config.validation),
+            seed=config.seed,
+            batch=_given(config.batch),
+            epochs=_given(config.epochs),
+            crop=_given(config.crop),
+            flip=_given(config.flip),
+            loading=config.loading,
+            workers=config.workers,
+            cache=config.cache,
+        )
         self.batch = min(_given(config.batch), len(data))
         self.steps_per_epoch = len(data) // self.batch
         self.total_steps = self.steps_per_epoch * _given(config.epochs)
-        shape = images.train.x.shape
+        shape = images.test.x.shape
         model = build_model(
             _given(config.model),
             (shape[1], shape[2], shape[3]),
@@ -243,11 +258,25 @@ class Run:
         if stopped():
             self._stop(stopped())
 
+    def _stage(self, epoch: int, step: int) -> None:
+        """Have the batch ready; where that fails (a damaged file, a dead worker), what is trained is saved first."""
+        try:
+            self.step.data.stage(epoch, step)
+        except WorkError as problem:
+            if self.done == 0:
+                raise
+            self._keep()
+            raise WorkError(
+                f"{problem}; the run is saved at step {self.done}; "
+                f"continue with: elle train --out {self.directory} --resume"
+            ) from None
+
     def _batch(self) -> Tensor:
         """The images of the next step; a method that replays its batches passes over the set more slowly."""
         turn, place = divmod(self.done // self.method.replays, self.steps_per_epoch)
         if self.order is None or self.order[0] != turn:
             self.order = turn, self.step.data.order(self.config.seed, turn)
+        self._stage(turn, place)
         return self.order[1][place * self.batch : (place + 1) * self.batch]
 
     def _record(self, epoch: int, rows: Tensor) -> None:
@@ -289,16 +318,30 @@ class Run:
         record: Record = {}
         with evaluation_mode(model, self.config.seed, self.device), autocast(self.device, self.precision):
             for one in self.attacks:
-                record[one.name] = float(surviving(model, x, y, one, _given(self.config.eps), 1024).float().mean())
-            error = mean_error(model, x, y, _given(self.config.eps), norm=self.config.norm)
+                record[one.name] = float(
+                    surviving(model, x, y, one, _given(self.config.eps), self._fit(1024)).float().mean()
+                )
+            error = mean_error(model, x, y, _given(self.config.eps), norm=self.config.norm, batch=self._fit(500))
             record["tracked_error"] = _number(error)
         if self.metrics:
             found = linearity_metrics(
-                model, x, y, _given(self.config.eps), metric=self.metrics, norm=self.config.norm, seed=self.config.seed
+                model,
+                x,
+                y,
+                _given(self.config.eps),
+                metric=self.metrics,
+                norm=self.config.norm,
+                batch=self._fit(500),
+                seed=self.config.seed,
             )
             record |= {f"tracked_{name}": one.get("mean") for name, one in found.items()}
         record["eval_seconds"] = round(time.perf_counter() - started, 3)
         return record
+
+    def _fit(self, batch: int) -> int:
+        """That many images of 32 x 32, fewer larger ones: the memory for them is known to be there, as in a step."""
+        pixels: int = self.images.test.x[0, 0].size
+        return min(batch, max(self.batch, 1024 * 32 * 32 // pixels))
 
     def collapse(self) -> int | None:
         """The epoch in which this run collapsed for good, as far as its records tell."""
@@ -319,9 +362,12 @@ class Run:
         }
         return checkpoint.save_checkpoint(self.directory, self.done, self.step.state() | healthy, header | guarded)
 
-    def _stop(self, signal_name: str | None) -> None:
+    def _keep(self) -> None:
         if not checkpoint.checkpoint_path(self.directory, self.done).exists():
             self.save()
+
+    def _stop(self, signal_name: str | None) -> None:
+        self._keep()
         self.event("stop", step=self.done, signal=signal_name)
         raise WorkError(
             f"stopped by {signal_name} at step {self.done} of {self.last_step}; everything is saved; "
@@ -342,7 +388,9 @@ class Run:
         checkpoint.write_tensors(self.directory / "model.safetensors", model.state_dict(), self.model_header())
         self.watcher.said(f"evaluating {config.final} on {len(self.images.test)} test images")
         x, y = to_tensors(self.images.test, self.device)
-        final = evaluate(model, x, y, config.final, _given(config.eps), norm=config.norm, seed=config.seed)
+        final = evaluate(
+            model, x, y, config.final, _given(config.eps), norm=config.norm, batch=self._fit(500), seed=config.seed
+        )
         epoch_seconds = [record["seconds"] for record in self.history]
         result = {
             "version": __version__,

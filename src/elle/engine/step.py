@@ -11,6 +11,7 @@ from elle.core.attacks import Replay
 from elle.core.second_order import twice_differentiable
 from elle.core.subspace import flattened
 from elle.data.resident import Resident
+from elle.data.streaming import Streaming
 from elle.engine.runtime import Precision, autocast
 from elle.methods import Method
 
@@ -28,7 +29,7 @@ class Step:
         self,
         model: nn.Module,
         method: Method,
-        data: Resident,
+        data: Resident | Streaming,
         *,
         eps: float,
         momentum: float,

@@ -24,7 +24,8 @@ class Trained:
 
     def test_images(self, root: str | None = None, limit: int | None = None) -> tuple[Tensor, Tensor]:
         """The first `limit` test images [N, C, H, W] in [0, 1] and their labels [N], on the model's device."""
-        test = load_dataset(self.config.data, root or self.config.root).test
+        config = self.config
+        test = load_dataset(config.data, root or config.root, image_size=config.image_size).test
         x, y = to_tensors(test, next(self.model.parameters()).device)
         return x[:limit], y[:limit]
 

@@ -1,0 +1,139 @@
+"""An image file as a square of pixels: a random part of it to train on, its middle to evaluate on."""
+
+import contextlib
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch.nn.functional import interpolate
+
+from elle.data.folder import MAX_PIXELS, decode
+
+Pixels = npt.NDArray[np.uint8]
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom, in pixels of the file."""
+
+AREA = (0.08, 1.0)
+"""The share of an image that a random crop covers, as ImageNet is usually trained on (arXiv 1409.4842)."""
+_LOG_RATIO = math.log(4 / 3)
+DRAWS = 40
+"""Random numbers that a crop may need: ten tries of four."""
+MARGIN = 8 / 7
+"""Short side over crop side when evaluating: 256 pixels for a crop of 224."""
+
+
+def random_box(numbers: npt.NDArray[np.float64], width: int, height: int) -> Box:
+    """A random part of the image: its share uniform in AREA, width over height log-uniform in [3/4, 4/3].
+
+    Made of `numbers` uniform in [0, 1), DRAWS of them.
+    """
+    for share, ratio, across, down in numbers.reshape(-1, 4).tolist():
+        area = width * height * (AREA[0] + share * (AREA[1] - AREA[0]))
+        shape = math.exp(_LOG_RATIO * (2 * ratio - 1))
+        w, h = math.sqrt(area * shape), math.sqrt(area / shape)
+        if w <= width and h <= height:
+            left, top = across * (width - w), down * (height - h)
+            return left, top, left + w, top + h
+    # Too long or too high an image for any part drawn: the longest or highest one allowed, from its middle.
+    w, h = min(width, height * math.exp(_LOG_RATIO)), min(height, width * math.exp(_LOG_RATIO))
+    left, top = (width - w) / 2, (height - h) / 2
+    return left, top, left + w, top + h
+
+
+def centre_box(size: int, width: int, height: int) -> Box:
+    """The middle square that is size x size once the short side is between `size` and MARGIN * size."""
+    short = min(width, height)
+    side = size * short / min(max(short, size), round(MARGIN * size))
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+class OpenImage:
+    """An image whose size is known and whose pixels are decoded when a box of them is asked for."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.image = self._plain() or self._decoded()
+        size: tuple[int, int] = self.image.size
+        self.width, self.height = size
+
+    def _plain(self) -> Any:
+        """The file as a colour JPEG not yet decoded, or None for anything else."""
+        try:
+            with open(self.path, "rb") as file:
+                image = Image.open(io.BytesIO(file.read()), formats=("JPEG",))
+        except Exception:
+            return None
+        # Without a tile there is a header and no picture.
+        return image if image.mode == "RGB" and image.tile and image.width * image.height <= MAX_PIXELS else None
+
+    def _decoded(self) -> Any:
+        """The file of any format; what is wrong with it, if anything, is an InputError that names it."""
+        return Image.fromarray(decode(Path(self.path), self.path))
+
+    def draft(self, box: Box, width: int, height: int) -> None:
+        """Have a JPEG halved, quartered.. while decoding, where that leaves a pixel for each of width x height."""
+        spare = min((box[2] - box[0]) / width, (box[3] - box[1]) / height)
+        if spare >= 2:
+            self.image.draft("RGB", (int(self.width / spare), int(self.height / spare)))
+
+    def resized(self, box: Box, into: Pixels, whole: bool = True) -> None:
+        """Write the pixels of `box`, resized, to `into` uint8 [H, W, 3].
+
+        `whole` decodes all of the file, and so finds any damage in it; otherwise the part below the box is left out.
+        """
+        if self.image.format == "JPEG":
+            self.draft(box, into.shape[1], into.shape[0])
+            if not whole:
+                pixels = self._upper_rows(box)
+                # Where the file is damaged, the last row is still the black one it began with.
+                if pixels[-1].any():
+                    resize(pixels, into)
+                    return
+            try:
+                self.image.load()
+            except Exception:
+                self.image = self._decoded()
+        resize(self._cropped(box), into)
+
+    def _upper_rows(self, box: Box) -> Pixels:
+        """The pixels of `box`, decoding no row below it: those would take their share of the time for nothing."""
+        image, tiles = self.image, self.image.tile
+        codec, (left, top, right, _), offset, arguments = tiles[0]
+        image.tile = [(codec, (left, top, right, self._part(box)[3]), offset, arguments)]
+        with contextlib.suppress(OSError):  # the decoder complains that there are rows left
+            image.load()
+        image.tile = []
+        pixels = self._cropped(box)
+        image.tile = tiles
+        return pixels
+
+    def _part(self, box: Box) -> tuple[int, int, int, int]:
+        return pixel_box(box, (self.width, self.height), self.image.size)
+
+    def _cropped(self, box: Box) -> Pixels:
+        part = self._part(box)
+        return np.array(self.image if part == (0, 0, *self.image.size) else self.image.crop(part))
+
+
+def pixel_box(box: Box, size: tuple[int, int], shown: tuple[int, int]) -> tuple[int, int, int, int]:
+    """The whole pixels of `box`, given for an image of `size`, in a copy of it that has the size `shown`."""
+    across, down = shown[0] / size[0], shown[1] / size[1]
+    left, top = min(round(box[0] * across), shown[0] - 1), min(round(box[1] * down), shown[1] - 1)
+    return left, top, max(left + 1, round(box[2] * across)), max(top + 1, round(box[3] * down))
+
+
+def resize(pixels: Pixels, into: Pixels) -> None:
+    """Write `pixels` [h, w, 3] to `into` [H, W, 3], by bilinear interpolation with antialiasing."""
+    if pixels.shape == into.shape:
+        into[...] = pixels
+        return
+    # torch's view, not NumPy's, gives strides that it knows as channels last; on those it is twice as fast as Pillow.
+    x = torch.from_numpy(pixels).view(1, *pixels.shape).permute(0, 3, 1, 2)
+    x = interpolate(x, size=into.shape[:2], mode="bilinear", antialias=True)
+    into[...] = x[0].permute(1, 2, 0).numpy()

@@ -1,0 +1,172 @@
+"""A folder of image files as an image set: test images decoded once, training images kept decoded or streamed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from elle.data.folder import FolderSplit, index_folder
+from elle.data.sources import ImageSet, Split
+from elle.errors import InputError, WorkError
+
+if TYPE_CHECKING:
+    import torch
+
+    from elle.data.resident import Resident
+    from elle.data.streaming import Streaming
+
+Loading = Literal["auto", "resident", "streaming"]
+
+IMAGE_SIZE = 224
+RESIDENT_BYTES = 2 * 2**30
+"""A training set that takes no more than this once decoded is kept on the device; a larger one is streamed."""
+_IN_MEMORY_BYTES = 2 * 2**30
+_LOOKED_AT = 200
+_MEASURED = 2048
+_HELD_OUT_SHARE = 0.1
+_VALIDATION = 1024
+_CHUNK = 64
+
+
+class FolderImages(Split):
+    """Image files, all shown as size x size pixels: the short side resized, the middle cut out; decoded when needed."""
+
+    def __init__(self, files: FolderSplit, size: int, workers: int | None) -> None:
+        for name, value in {"files": files, "size": size, "workers": workers, "y": files.y}.items():
+            object.__setattr__(self, name, value)
+
+    files: FolderSplit
+    size: int
+    workers: int | None
+
+    @cached_property
+    def x(self) -> npt.NDArray[np.uint8]:
+        """Every image, uint8 [N, 3, size, size]; in a temporary file, which leaves with the process, where large."""
+        from elle.data.workers import Decoder, Task, made_by_workers, usable_workers
+
+        count, size = len(self.files), self.size
+        x = _empty((count, 3, size, size))
+        tasks = [Task(0, k, np.arange(k, min(k + _CHUNK, count)), size) for k in range(0, count, _CHUNK)]
+        workers = min(usable_workers(self.workers), max(0, len(tasks) - 1))
+        made = made_by_workers(Decoder(self.files), tasks, images=_CHUNK, size=size, workers=workers)
+        for task, batch in zip(tasks, made, strict=True):
+            x[task.files] = batch.x.transpose(0, 3, 1, 2)
+        return x
+
+    def part(self, numbers: npt.NDArray[np.int64]) -> FolderImages:
+        files = FolderSplit([self.files.paths[k] for k in numbers], self.files.y[numbers])
+        return FolderImages(files, self.size, self.workers)
+
+
+def folder_set(root: Path, image_size: int | None = None, workers: int | None = None) -> ImageSet:
+    """The images below root/train and root/val or root/test; without those, a tenth of the training images is the test.
+
+    Without `image_size` it is IMAGE_SIZE, or the size of the largest of some images where all are smaller.
+    """
+    index = index_folder(root)
+    train = index.train
+    size = image_size or min(IMAGE_SIZE, max(_short_sides(train)))
+    test = index.test
+    images = FolderImages(train, size, workers)
+    if test is not None:
+        return ImageSet(images, FolderImages(test, size, workers), index.classes)
+    # RandomState, because NumPy promises that its stream never changes: the split is the same everywhere.
+    order = np.random.RandomState(0).permutation(len(train))
+    count = max(1, round(_HELD_OUT_SHARE * len(train)))
+    if count == len(train):
+        raise InputError(f"{root}: one image cannot be both trained on and tested on; add images, or a folder val/")
+    return ImageSet(images.part(np.sort(order[count:])), images.part(np.sort(order[:count])), index.classes)
+
+
+def imagenet(root: Path, image_size: int | None = None, workers: int | None = None) -> ImageSet:
+    """ImageNet, or some of its classes, as train/nXXXXXXXX/*.JPEG and val/nXXXXXXXX/*.JPEG in root."""
+    return folder_set(root, image_size or IMAGE_SIZE, workers)
+
+
+def enough_images(data: Split) -> npt.NDArray[np.uint8]:
+    """Images to compute statistics from: all of them, or some, spread over the set, where there are too many."""
+    if isinstance(data, FolderImages) and _streamed(data, "auto"):
+        return data.part(np.linspace(0, len(data) - 1, _MEASURED).astype(np.int64)).x
+    return data.x
+
+
+def _short_sides(split: FolderSplit) -> list[int]:
+    """Of some images, spread over the set."""
+    from elle.data.decoding import OpenImage
+
+    images = (OpenImage(str(path)) for path in split.paths[:: max(1, len(split) // _LOOKED_AT)])
+    return [min(image.width, image.height) for image in images]
+
+
+def _empty(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    count = int(np.prod(shape))
+    if count <= _IN_MEMORY_BYTES:
+        return np.empty(shape, np.uint8)
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the array)
+    try:
+        os.posix_fallocate(file.fileno(), 0, count)  # now, because a memory map of a full disk ends in a signal
+    except OSError as problem:
+        raise WorkError(
+            f"{tempfile.gettempdir()} has no room for {count / 2**30:.1f} GiB of test images "
+            f"({problem.strerror}); set TMPDIR to a larger disk"
+        ) from None
+    return np.memmap(file, np.uint8, "r+", shape=shape)
+
+
+def filled_in(images: ImageSet, values: dict[str, Any]) -> dict[str, Any]:
+    """The configuration's values that only a folder's files can tell: the image size, and how many to hold out."""
+    if not isinstance(images.train, FolderImages):
+        return {}
+    found = {"image_size": images.train.size, "validation": min(_VALIDATION, len(images.train) // 10)}
+    return {key: value for key, value in found.items() if values[key] is None}
+
+
+def training_source(
+    data: Split,
+    device: torch.device,
+    *,
+    validation: int,
+    seed: int,
+    batch: int,
+    epochs: int,
+    crop: int,
+    flip: bool,
+    loading: Loading = "auto",
+    workers: int | None = None,
+    cache: str | None = None,
+) -> tuple[Resident | Streaming, Split]:
+    """The training images, on the device or streamed to it, and the images held out for validation.
+
+    `crop` are pixels of padding for resident images; streamed ones are cropped to a random part unless it is 0.
+    """
+    from elle.data.resident import Resident, chosen_for_validation, split_validation
+    from elle.data.streaming import Streaming
+
+    if not isinstance(data, FolderImages) or not _streamed(data, loading):
+        training, held_out = split_validation(data, validation, seed)
+        return Resident(training, device, crop, flip), held_out
+    kept, held = chosen_for_validation(len(data), validation, seed)
+    files, held_files = data.part(kept), data.part(held)
+    source = Streaming(
+        files.files,
+        device,
+        batch=min(batch, len(files)),
+        size=data.size,
+        seed=seed,
+        epochs=epochs,
+        crop=crop > 0,
+        flip=flip,
+        workers=workers,
+        cache=None if cache is None else Path(cache).expanduser(),
+    )
+    return source, held_files
+
+
+def _streamed(data: FolderImages, loading: Loading) -> bool:
+    return loading == "streaming" or (loading == "auto" and 3 * len(data) * data.size**2 > RESIDENT_BYTES)
