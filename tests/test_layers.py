@@ -18,7 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "plugin": {"core"},
     "methods": {"core", "errors"},
     "config": {"data", "errors"},
-    "evaluation": {"core", "errors"},
+    "evaluation": {"core", "errors", "version"},
     "experiments": {"config", "errors"},
     "engine": {"config", "core", "data", "errors", "evaluation", "methods", "models", "version"},
     "progress": {"config", "engine"},

@@ -29,7 +29,7 @@ from elle.engine.runtime import (
 )
 from elle.engine.step import RECORDED, Step
 from elle.errors import InputError, WorkError
-from elle.evaluation.evaluate import evaluate, evaluation_mode, parse_attacks, surviving
+from elle.evaluation.evaluate import evaluate, evaluation_mode, parse_attacks, parse_tracked, surviving
 from elle.evaluation.metrics import mean_error
 from elle.methods import configured
 from elle.models.registry import build_model
@@ -86,7 +86,7 @@ class Run:
         self.config, self.directory, self.watcher = config, directory, watcher
         self.device = pick_device(config.device)
         self.precision = pick_precision(config.precision, self.device)
-        self.attacks = parse_attacks(config.track, config.norm)
+        self.attacks = parse_tracked(config.track, config.norm)
         parse_attacks(config.final, config.norm)
         self.method = configured(
             config.method,
