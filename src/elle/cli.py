@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from elle import evaluation_commands
 from elle.config import KEYS, check_radius, load_config, parse_radius, parse_words
 from elle.errors import InputError, WorkError
+from elle.printing import print_accuracies, print_json, print_table
 from elle.version import __version__
 
 app = typer.Typer(
@@ -52,10 +53,6 @@ def main() -> None:
     sys.exit(code)
 
 
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"elle {__version__}")
@@ -85,7 +82,7 @@ def demo(
 
     summary = run_demo(out, seed, quiet=as_json)
     if as_json:
-        _print_json(summary)
+        print_json(summary)
 
 
 @app.command(help=f"Train a network.\n\nExample: elle train method=elle-a data=digits seed=1\n\n\b\nKeys:\n{_KEYS}")
@@ -120,48 +117,15 @@ def train(
     with TrainingProgress(to_stderr=as_json) as progress:
         result = run_training(settings, resume=resume, start_from=start_from, watcher=progress.watcher())
     if as_json:
-        _print_json(result)
+        print_json(result)
     else:
-        _print_accuracies(result["test"])
+        print_accuracies(result["test"])
         print(f"everything is in {run_directory(settings.resolved())}")
 
 
-@app.command()
-def evaluate(
-    directory: RunDirectory,
-    attack: Annotated[
-        str, typer.Option(help="clean, fgsm, pgd-STEPS, pgd-STEPS-RESTARTS; several with commas.")
-    ] = "clean,pgd-20",
-    eps: Eps = None,
-    limit: Limit = None,
-    root: Root = None,
-    device: Device = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Of the random starts.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Measure a trained network's accuracy without and under attack; also written to DIR/evaluation.json.
-
-    Example: elle evaluate runs/digits-elle-a-eps0.2-seed0 --attack clean,fgsm,pgd-20,pgd-50-10
-    """
-    from elle.engine.checkpoint import write_json
-    from elle.evaluation.evaluate import evaluate as measure
-    from elle.evaluation.evaluate import parse_attacks
-
-    parse_attacks(attack)
-    trained, x, y, radius = _trained(directory, eps, limit, root, device)
-    result = measure(trained.model, x, y, attack, radius, norm=trained.config.norm, seed=seed)
-    record = {
-        "eps": radius,
-        "norm": trained.config.norm,
-        "seed": seed,
-        "version": __version__,
-        "attacks": result,
-    }
-    if as_json:
-        _print_json(record)
-    else:
-        _print_accuracies(result)
-    write_json(directory / "evaluation.json", record)
+app.command()(evaluation_commands.evaluate)
+app.command()(evaluation_commands.compare)
+app.command()(evaluation_commands.show)
 
 
 @app.command()
@@ -185,14 +149,14 @@ def metrics(
     trained, x, y, radius = _trained(directory, eps, limit, root, device)
     result = linearity_metrics(trained.model, x, y, radius, metric=metric, norm=trained.config.norm, seed=seed)
     if as_json:
-        _print_json({"eps": radius, "norm": trained.config.norm, "seed": seed, "metrics": result})
+        print_json({"eps": radius, "norm": trained.config.norm, "seed": seed, "metrics": result})
         return
     columns = ["mean", "std", "q05", "q50", "q95"]
     rows = [
         [name, *(f"{one.get(key, float('nan')):.3g}" for key in columns), str(one["undefined"]), METRICS[name][0]]
         for name, one in result.items()
     ]
-    _print_table(["metric", *columns, "undefined", "what it is"], rows)
+    print_table(["metric", *columns, "undefined", "what it is"], rows)
 
 
 def _trained(directory: Path, eps: str | None, limit: int | None, root: str | None, device: str) -> Any:
@@ -274,38 +238,13 @@ def doctor(as_json: AsJson = False) -> None:
 
     rows = examine()
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     else:
-        _print_table(["", "found", "what to do"], [[row["what"], row["found"], row["advice"]] for row in rows])
+        print_table(["", "found", "what to do"], [[row["what"], row["found"], row["advice"]] for row in rows])
 
 
 def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     else:
-        _print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
-
-
-def _print_table(columns: list[str], rows: list[list[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
-
-
-def _print_accuracies(result: dict[str, dict[str, Any]]) -> None:
-    rows = []
-    for name, one in result.items():
-        low, high = one["interval"]
-        rows.append(
-            [
-                name,
-                f"{one['accuracy']:.2%}",
-                f"{low:.2%} to {high:.2%}",
-                f"{one['correct']} of {one['total']}",
-            ]
-        )
-    _print_table(["attack", "accuracy", "95 % interval", "correct"], rows)
+        print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])

@@ -288,7 +288,7 @@ def _held(store: Store, unit: Unit, k: int) -> Outcome:
 
 def _tensor(values: Images) -> Tensor:
     # Copied: a memory-mapped file is read-only, and torch wants arrays that are not.
-    return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values, order="C"))
+    return values if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
 
 
 def _numpy(values: Tensor) -> Bools:

@@ -1,0 +1,29 @@
+"""What commands print: JSON for programs, tables for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def print_table(columns: list[str], rows: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def print_accuracies(result: dict[str, dict[str, Any]]) -> None:
+    rows = []
+    for name, one in result.items():
+        low, high = one["interval"]
+        rows.append([name, f"{one['accuracy']:.2%}", f"{low:.2%} to {high:.2%}", f"{one['correct']} of {one['total']}"])
+    print_table(["attack", "accuracy", "95 % interval", "correct"], rows)
