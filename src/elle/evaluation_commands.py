@@ -95,7 +95,7 @@ def evaluate(
         return
     print_accuracies(record["attacks"])
     for one in record["checks"]:
-        if not one["passed"]:
+        if one["passed"] is False:
             print(f"check {one['check']}: {one['words']}")
     print(f"eps {format_radius(radius)} in {chosen}; everything is in {place / 'evaluation.json'}")
 
