@@ -1,0 +1,114 @@
+"""The attacked network: quick answers in the search's precision, and exact ones that count."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+_AUTOCAST: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+# Logits' derivatives are sent back with this as their largest entry: well inside half precision on both sides.
+_SCALE = 64.0
+
+
+class Answer(NamedTuple):
+    logits: Tensor
+    """[B, K], float32."""
+    value: Tensor
+    """The objective [B]."""
+    gradient: Tensor
+    """d value / d x [B, ...], divided for each image by the largest derivative of its value by a logit."""
+
+
+class Oracle:
+    """Answers about a network in eval mode whose parameters are constants; see `constant`."""
+
+    def __init__(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
+        self.model = model
+        self.device = device
+        self.precision = precision
+
+    def _autocast(self) -> torch.autocast:
+        dtype = _AUTOCAST.get(self.precision)
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[B, K] in the search's precision, as float32."""
+        with torch.no_grad(), _tf32(self.precision == "tf32"), self._autocast():
+            outputs: Tensor = self.model(self._laid_out(x))
+        return outputs.float()
+
+    def ascend(self, x: Tensor, objective: Callable[[Tensor], Tensor]) -> Answer:
+        """Value and gradient of an objective of the logits, in the search's precision.
+
+        The derivatives by the logits are taken in float32 and scaled for each image before they go back through
+        the network: a confident image's cross-entropy would otherwise have the gradient 0 in half precision.
+        """
+        with torch.enable_grad(), _tf32(self.precision == "tf32"):
+            x = self._laid_out(x).detach().requires_grad_()
+            with self._autocast():
+                outputs = self.model(x)
+            logits = outputs.detach().float().requires_grad_()
+            value = objective(logits)
+            (slope,) = torch.autograd.grad(value.sum(), logits)
+            slope = slope / slope.abs().amax(1, keepdim=True).clamp(min=1e-38)
+            (gradient,) = torch.autograd.grad(outputs, x, (slope * _SCALE).to(outputs.dtype))
+        gradient = gradient.float().contiguous().nan_to_num(nan=0.0) / _SCALE
+        return Answer(logits.detach(), value.detach(), gradient)
+
+    def exact(self, x: Tensor, chunk: int = 512) -> Tensor:
+        """Logits in float32 proper [N, K]."""
+        parts = []
+        for part in torch.split(x, chunk):
+            # Padded to a power of two, so that a GPU meets few shapes.
+            size = min(chunk, max(16, 1 << (len(part) - 1).bit_length())) if self.device.type == "cuda" else len(part)
+            filled = torch.cat([part, part[:1].expand(size - len(part), *part.shape[1:])])
+            with torch.no_grad(), _tf32(False), torch.autocast(self.device.type, enabled=False):
+                parts.append(self.model(self._laid_out(filled)).float()[: len(part)])
+        return torch.cat(parts)
+
+    def misclassified(self, x: Tensor, y: Tensor) -> Tensor:
+        """Whether each image's likeliest class in float32 is not y [N]."""
+        return self.exact(x).argmax(1) != y
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        if self.device.type == "cuda" and x.dim() == 4:
+            return x.contiguous(memory_format=torch.channels_last)
+        return x
+
+
+@contextlib.contextmanager
+def constant(model: nn.Module) -> Iterator[None]:
+    """Eval mode, parameters without gradient, repeatable kernels; everything is put back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    cudnn = torch.backends.cudnn
+    kernels = cudnn.benchmark, cudnn.deterministic
+    model.eval()
+    for parameter, _ in wanted:
+        parameter.requires_grad_(False)
+    # Kernels chosen by trial differ between runs, and with them the last digits of a search.
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = kernels
+        for module, training in modes:
+            module.training = training
+        for parameter, grad in wanted:
+            parameter.requires_grad_(grad)
+
+
+@contextlib.contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
