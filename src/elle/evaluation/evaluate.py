@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from elle.errors import InputError
 from elle.evaluation import pool
+from elle.evaluation.autoattack import ORDER, adaptations
 from elle.evaluation.checks import check
 from elle.evaluation.mode import Precision, device_of, evaluation_mode, exact_float32
-from elle.evaluation.names import SEARCHES, EvaluationAttack, Norm, parse_attacks, parse_tracked
+from elle.evaluation.names import EvaluationAttack, Norm, parse_attacks, parse_tracked
 from elle.evaluation.results import SCHEMA, collected, entries, packed, wilson_interval
 from elle.evaluation.units import BATCH, CHUNK, Engine, Images, Memory, Settings, Store, Worker, count_chunks
 from elle.version import __version__
@@ -135,7 +136,8 @@ def record_of(
     for one in attacks:
         found[one.name]["survived"] = packed(found[one.name]["survived"])
         if one.parts:
-            found[one.name]["adaptations"] = _adaptations(one.parts, facts["classes"])
+            notes = [adaptations(name, facts["classes"]) for name in one.parts]
+            found[one.name]["adaptations"] = [words for note in notes for words in note]
     settled = asdict(settings)
     record = {
         "schema": SCHEMA,
@@ -148,15 +150,9 @@ def record_of(
         "versions": versions(settings.engine, attacks),
         "devices": list(devices),
     }
-    if any(one.parts == SEARCHES for one in attacks):
-        record["order"] = list(SEARCHES)
+    if any(one.parts == ORDER for one in attacks):
+        record["order"] = list(ORDER)
     return record | (about or {})
-
-
-def _adaptations(parts: Sequence[str], classes: int) -> list[str]:
-    from elle.evaluation.autoattack import adaptations
-
-    return [words for name in parts for words in adaptations(name, classes)]
 
 
 def versions(engine: Engine, attacks: list[EvaluationAttack]) -> dict[str, str | None]:

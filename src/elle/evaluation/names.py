@@ -8,13 +8,12 @@ from typing import Literal
 
 from elle.core.attacks import SignStep
 from elle.errors import InputError, nearest
+from elle.evaluation.autoattack import ORDER
 
 Norm = Literal["linf", "l2", "l1"]
 NORMS: tuple[Norm, ...] = ("linf", "l2", "l1")
 ENSEMBLE = "autoattack"
-SEARCHES = ("apgd-ce", "apgd-t", "fab-t", "square")
-"""The attacks of AutoAttack, in its order."""
-_KNOWN = ("clean", "fgsm", "pgd-20", "pgd-50-10", *SEARCHES, ENSEMBLE)
+_KNOWN = ("clean", "fgsm", "pgd-20", "pgd-50-10", *ORDER, ENSEMBLE)
 
 
 @dataclass(frozen=True)
@@ -54,18 +53,18 @@ def parse_tracked(names: str, norm: Norm = "linf") -> list[EvaluationAttack]:
 def _parse_attack(name: str, norm: Norm) -> EvaluationAttack:
     if name == "clean":
         return EvaluationAttack(name, None)
-    if name in SEARCHES:
+    if name in ORDER:
         return EvaluationAttack(name, None, parts=(name,))
     if name == ENSEMBLE:
-        return EvaluationAttack(name, None, parts=SEARCHES)
+        return EvaluationAttack(name, None, parts=ORDER)
     match = re.fullmatch(r"pgd-([1-9]\d{0,4})(?:-([1-9]\d{0,3}))?", name)
     if name != "fgsm" and not match:
         raise InputError(
             f"attack {name!r} does not exist{nearest(name, _KNOWN)}; "
-            f"use clean, fgsm, pgd-STEPS, pgd-STEPS-RESTARTS, {', '.join(SEARCHES)} or {ENSEMBLE}"
+            f"use clean, fgsm, pgd-STEPS, pgd-STEPS-RESTARTS, {', '.join(ORDER)} or {ENSEMBLE}"
         )
     if norm == "l1":
-        raise InputError(f"attack {name} has no l1 form; in l1 use {', '.join(SEARCHES)} or {ENSEMBLE}")
+        raise InputError(f"attack {name} has no l1 form; in l1 use {', '.join(ORDER)} or {ENSEMBLE}")
     if not match:
         return EvaluationAttack(name, SignStep(clip=True, norm=norm))
     steps, restarts = int(match[1]), int(match[2] or 1)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from elle.core.attacks import logits_and_gradient
 from elle.errors import InputError
+from elle.evaluation.autoattack import search
 from elle.evaluation.mode import Precision, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack, Norm
 from elle.evaluation.pool import Pool, layout
@@ -244,8 +245,6 @@ def searched(
         return reference.search(
             name, model, x, y, settings.eps, norm=settings.norm, classes=classes, seed=seed, batch=settings.batch
         )
-    from elle.evaluation.autoattack import search
-
     return search(
         name,
         model,
