@@ -9,11 +9,15 @@ from torch import Tensor, nn
 
 from elle.errors import InputError, nearest
 from elle.evaluation.autoattack.apgd import APGD
+from elle.evaluation.autoattack.fab import FAB
 from elle.evaluation.autoattack.norms import Norm
 from elle.evaluation.autoattack.oracle import Oracle, Precision, constant
 from elle.evaluation.autoattack.slots import Attack, broken_points
+from elle.evaluation.autoattack.square import Square
 
-ORDER = ("apgd-ce", "apgd-t")
+ORDER = ("apgd-ce", "apgd-t", "fab-t", "square")
+_WITHOUT_GRADIENT = 4
+"""So many more images at a time when only answers are asked for: no activations are kept."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,8 @@ def search(
     oracle = Oracle(model, x.device, precision)
     with constant(model), torch.no_grad():
         attack = _attack(name, oracle, x, y, eps, norm, classes, seed, budget or Budget())
-        return broken_points(attack, oracle, x, y, eps, norm, batch, graph)
+        slots = batch * (_WITHOUT_GRADIENT if name == "square" else 1)
+        return broken_points(attack, oracle, x, y, eps, norm, slots, graph)
 
 
 def _attack(
@@ -71,7 +76,11 @@ def _attack(
     targets = budget.targets_of(name, norm, classes)
     if name == "apgd-ce":
         return APGD(oracle, x, y, eps, norm, seed=seed, steps=budget.steps, restarts=budget.restarts_of(norm))
-    return APGD(oracle, x, y, eps, norm, seed=seed, steps=budget.steps, restarts=1, targets=targets)
+    if name == "apgd-t":
+        return APGD(oracle, x, y, eps, norm, seed=seed, steps=budget.steps, restarts=1, targets=targets)
+    if name == "fab-t":
+        return FAB(oracle, x, y, eps, norm, steps=budget.steps, targets=targets)
+    return Square(oracle, x, y, eps, norm, seed=seed, queries=budget.queries)
 
 
 def adaptations(name: str, classes: int) -> list[str]:
