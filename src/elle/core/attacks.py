@@ -64,18 +64,10 @@ class SignStep:
             target = _probabilities(model, x) if self.objective == "kl" else y
             if self.agree > 1:
                 return self._inside(x + self.alpha * eps * self._agreement(model, x, target, eps), x, eps)
-            x_adv = self.first_point(x, eps)
+            x_adv = self._inside(self._started(x, eps), x, eps) if self.noise else x
             for _ in range(self.steps):
-                x_adv = self.next_point(x_adv, logits_and_gradient(model, x_adv, target)[1], x, eps)
+                x_adv = self._inside(x_adv + self.alpha * eps * self._direction(model, x_adv, target), x, eps)
         return x_adv
-
-    def first_point(self, x: Tensor, eps: float | Tensor) -> Tensor:
-        """Where the steps begin: at random in the ball, or x itself where there is no noise."""
-        return self._inside(self._started(x, eps), x, eps) if self.noise else x
-
-    def next_point(self, x_adv: Tensor, gradient: Tensor, x: Tensor, eps: float | Tensor) -> Tensor:
-        """One step from x_adv up the gradient there."""
-        return self._inside(x_adv + self.alpha * eps * self._direction(gradient), x, eps)
 
     def _started(self, x: Tensor, eps: float | Tensor) -> Tensor:
         if self.start == "normal":
@@ -83,7 +75,8 @@ class SignStep:
         direction = _random_direction(x, self.norm)
         return x + self.noise * eps * (direction.sign() if self.start == "sign" else direction)
 
-    def _direction(self, gradient: Tensor) -> Tensor:
+    def _direction(self, model: Model, x_adv: Tensor, target: Tensor) -> Tensor:
+        gradient = _gradient(model, x_adv, target)
         if self.zero:
             size = gradient.abs().flatten(1)
             least = size.kthvalue(max(1, round(self.zero * size.shape[1])), dim=1).values
@@ -93,7 +86,7 @@ class SignStep:
     def _agreement(self, model: Model, x: Tensor, target: Tensor, eps: float | Tensor) -> Tensor:
         votes = torch.zeros_like(x)
         for _ in range(self.agree):
-            votes += logits_and_gradient(model, self._started(x, eps), target)[1].sign()
+            votes += _gradient(model, self._started(x, eps), target).sign()
         return votes.sign() * (votes.abs() == self.agree)
 
     def _inside(self, x_adv: Tensor, x: Tensor, eps: float | Tensor) -> Tensor:
@@ -142,9 +135,8 @@ def pgd(
     return SignStep(alpha=alpha, steps=steps, noise=1, clip=True, norm=norm)(model, x, y, eps)
 
 
-def logits_and_gradient(model: Model, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits at x, and a multiple of the loss's gradient there: the cross-entropy to labels [B], or
-    KL(target || prediction) for probabilities [B, K]."""
+def _gradient(model: Model, x: Tensor, target: Tensor) -> Tensor:
+    """Of the cross-entropy to labels [B], or of KL(target || prediction) for probabilities [B, K]."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         logits = model(x).float()
@@ -153,7 +145,7 @@ def logits_and_gradient(model: Model, x: Tensor, target: Tensor) -> tuple[Tensor
         else:
             loss = F.kl_div(F.log_softmax(logits, 1), target, reduction="sum")
         (gradient,) = torch.autograd.grad(loss * _SCALE, x)
-    return logits.detach(), gradient.nan_to_num()
+    return gradient.nan_to_num()
 
 
 def _probabilities(model: Model, x: Tensor) -> Tensor:
