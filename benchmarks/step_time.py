@@ -63,7 +63,9 @@ def measure(method: str, device: torch.device, precision: str) -> dict[str, floa
         weight_decay=5e-4,
         precision=precision,
         steps_per_epoch=rounds * repeats + 20,
+        total_steps=rounds * repeats + 20,
     )
+    step.prepare(batch, (3, 32, 32))
     step.lr.fill_(0.01)
     run = GraphedStep(step, batch, device) if cuda else step
     index = torch.arange(batch, device=device)
@@ -95,6 +97,7 @@ def main() -> None:
     print(f"{'method':16} {'cost':>5} {'ms a step':>10} {'images/s':>9} {'peak MiB':>9}")
     rows = []
     for method in args.methods.split(","):
+        torch.manual_seed(0)
         row = measure(method, device, precision)
         rows.append(row)
         print(f"{method:16} {row['cost']:5} {row['ms']:10.2f} {row['images_per_second']:9} {row['peak_mib']:9}")

@@ -8,19 +8,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elle.core.attacks import SignStep
+from torch import nn
+
+from elle.core.attacks import Replay, SignStep
 from elle.core.controller import Constant, OnOff
+from elle.core.inner import Bilevel, Guided, LatentStep, WorstGap
 from elle.core.linearity import (
     Linearity,
+    gradient_difference,
     gradient_misalignment,
+    gradient_norm,
+    input_gradient,
     taylor_gap,
     triplet_error,
 )
-from elle.core.losses import CrossEntropy, Penalised, Trades
+from elle.core.losses import CrossEntropy, Penalised, Trades, VertexMix
+from elle.core.subspace import Subspace
 from elle.errors import InputError, nearest
 
-Published = Callable[[str, float], dict[str, dict[str, Any]]]
-"""(dataset, eps) -> the fields of a row's parts that its authors chose there"""
+Published = Callable[[str, float, str], dict[str, dict[str, Any]]]
+"""(dataset, eps, network) -> the fields of a row's parts that its authors chose there"""
+Loss = CrossEntropy | Penalised | Trades | VertexMix | Guided | LatentStep | Bilevel | WorstGap
+_OWN_POINTS = (Guided, LatentStep, Bilevel)
 _CROSS_ENTROPY = CrossEntropy()
 
 
@@ -52,12 +61,17 @@ class Method:
     name: str
     paper: str
     """Its arXiv number."""
-    attack: SignStep | None
+    attack: SignStep | Replay | None
     cost: Cost
-    loss: CrossEntropy | Penalised | Trades = _CROSS_ENTROPY
+    loss: Loss = _CROSS_ENTROPY
     regulariser: Linearity | None = None
     weight: Constant | OnOff | None = None
+    subspace: Subspace | None = None
     published: Published | None = None
+    needs: str = ""
+    """What it asks of the network or the device beyond a forward and a backward."""
+    collapse: str = "not reported"
+    """What the paper reports of its catastrophic overfitting."""
 
     @property
     def penalty(self) -> str | None:
@@ -65,9 +79,27 @@ class Method:
         return None if self.weight is None else "elle-a" if isinstance(self.weight, OnOff) else "elle"
 
     @property
+    def adversarial(self) -> bool:
+        """Whether it trains on attacked points, its own or an attack's."""
+        return self.attack is not None or isinstance(self.loss, _OWN_POINTS)
+
+    @property
     def double_backpropagation(self) -> bool:
         """Whether it differentiates a gradient: slower than its cost says."""
-        return isinstance(self.loss, Penalised)
+        return isinstance(self.loss, (Penalised, Bilevel, WorstGap))
+
+    @property
+    def replays(self) -> int:
+        """How many steps in a row train on one batch."""
+        return self.attack.replays if isinstance(self.attack, Replay) else 1
+
+    def check(self, model: nn.Module) -> None:
+        """InputError where it cannot train this network."""
+        if isinstance(self.loss, LatentStep):
+            try:
+                self.loss.modules(model)
+            except ValueError as problem:
+                raise InputError(f"method.loss.layers of {self.name}: {problem}") from None
 
     def with_penalty(self, penalty: str) -> Method:
         """This method with ELLE or ELLE-A added to its loss."""
@@ -79,17 +111,31 @@ class Method:
             cost=self.cost + _TRIPLET_COST,
             regulariser=triplet_error,
             weight=rules[penalty],
+            collapse=_WITH_PENALTY.get(f"{self.name}+{penalty}", "not reported"),
         )
 
 
 PENALTIES = ("elle", "elle-a")
-_TRIPLET_COST = Cost(3, 3, 3)
-_FGSM = Method("fgsm", "1412.6572", SignStep(), Cost(2, 2, 1))
-_N_FGSM = Method("n-fgsm", "2202.01181", SignStep(noise=2, project=False), Cost(2, 2, 1))
-_TRADES = SignStep(noise=0.001, start="normal", objective="kl", eval_mode=True, clip=True)
+_WITH_PENALTY = {
+    "fgsm+elle": "no, for the weights chosen",
+    "fgsm+elle-a": "no",
+    "n-fgsm+elle-a": "no",
+    "gat+elle-a": "no (CIFAR-10, eps 16 and 26)",
+    "advmixup-single+elle-a": "no (CIFAR-10)",
+    "trades-single+elle-a": "no (CIFAR-10)",
+    "standard+elle": "no attack to overfit",
+}
+"""What the paper reports of a method with the penalty."""
 
 
-def _gradalign_weight(data: str, eps: float) -> dict[str, dict[str, Any]]:
+def _n_fgsm_noise(data: str, eps: float, model: str) -> dict[str, dict[str, Any]]:
+    """The authors' k = 2, and their two exceptions."""
+    levels = round(255 * eps, 3)
+    exception = {("svhn", 12.0): 3, ("cifar10", 16.0): 4 if model.startswith("wide") else 2}
+    return {"attack": {"noise": exception.get((data, levels), 2)}}
+
+
+def _gradalign_weight(data: str, eps: float, model: str) -> dict[str, dict[str, Any]]:
     """The authors' fits (levels = 255 eps): 0.2 at 8 and 2 from 16 on for CIFAR-10, 2.5 at 8 for SVHN."""
     levels = min(255 * eps, 16)
     if data == "svhn":
@@ -97,21 +143,45 @@ def _gradalign_weight(data: str, eps: float) -> dict[str, dict[str, Any]]:
     return {"loss": {"weight": 0.02 * 10 ** (levels / 8)}}
 
 
-def _llr_weight(data: str, eps: float) -> dict[str, dict[str, Any]]:
+def _llr_weight(data: str, eps: float, model: str) -> dict[str, dict[str, Any]]:
     table = {8: 200, 12: 500, 14: 1_000, 16: 500, 18: 1_000, 20: 500, 22: 2_000, 24: 5_000}
     levels = round(255 * eps, 3)
     return {"loss": {"weight": next((weight for upto, weight in table.items() if levels <= upto), 2_000)}}
 
 
-def _zerograd_share(data: str, eps: float) -> dict[str, dict[str, Any]]:
+def _cure_weight(data: str, eps: float, model: str) -> dict[str, dict[str, Any]]:
+    """The paper's 1,000 (eps 8) and 50,000 (16), which multiply gradients of a mean over 128 images, squared."""
+    return {"loss": {"weight": (1_000 if eps < 12 / 255 else 50_000) / 128**2}}
+
+
+def _zerograd_share(data: str, eps: float, model: str) -> dict[str, dict[str, Any]]:
     return {"attack": {"zero": {"cifar100": 0.45, "svhn": 0.7}.get(data, 0.35)}}
 
 
+def _fast_bat_rate(data: str, eps: float, model: str) -> dict[str, dict[str, Any]]:
+    return {"loss": {"rate": (5000 if eps < 8.5 / 255 else 2000) / 255}}
+
+
+_TRIPLET_COST = Cost(3, 3, 3)
+_STANDARD = Method("standard", "-", None, Cost(1, 1, 1), collapse="no attack to overfit")
+_FGSM = Method("fgsm", "1412.6572", SignStep(), Cost(2, 2, 1), collapse="yes, from eps 8/255 on CIFAR-10")
+_N_FGSM = Method(
+    "n-fgsm",
+    "2202.01181",
+    SignStep(noise=2, project=False),
+    Cost(2, 2, 1),
+    published=_n_fgsm_noise,
+    collapse="for eps above 18/255 (CIFAR-100) or long schedules",
+)
+_TRADES = SignStep(noise=0.001, start="normal", objective="kl", eval_mode=True, clip=True)
+_PGD_10 = SignStep(alpha=1 / 5, steps=10, clip=True)
+_DOUBLE = "double backpropagation"
 _ROWS = [
-    Method("standard", "-", None, Cost(1, 1, 1)),
+    _STANDARD,
     _FGSM,
     Method("r-fgsm", "1705.07204", SignStep(alpha=0.5, noise=0.5, start="sign"), Cost(2, 2, 1)),
-    Method("rs-fgsm", "2001.03994", SignStep(alpha=1.25, noise=1, clip=True), Cost(2, 2, 1)),
+    Method("rs-fgsm", "2001.03994", SignStep(alpha=1.25, noise=1, clip=True), Cost(2, 2, 1), collapse="for larger eps"),
+    Method("free", "1904.12843", Replay(), Cost(1, 1, 1), collapse="yes", needs="a perturbation kept between steps"),
     _N_FGSM,
     Method(
         "zerograd",
@@ -119,8 +189,11 @@ _ROWS = [
         SignStep(alpha=2, noise=1, clip=True, zero=0.35),
         Cost(2, 2, 1),
         published=_zerograd_share,
+        collapse="no, but weak for larger eps",
     ),
     Method("multigrad", "2103.15476", SignStep(alpha=2, noise=1, clip=True, agree=3), Cost(4, 4, 1)),
+    Method("fw-at", "2012.12368", SignStep(steps=2, frank_wolfe=True), Cost(3, 3, 1)),
+    Method("grad-penalty", "1711.09404", None, Cost(2, 3, 2), Penalised(gradient_norm, 1.0), needs=_DOUBLE),
     Method(
         "gradalign",
         "2007.02617",
@@ -128,9 +201,67 @@ _ROWS = [
         Cost(4, 5, 2),
         Penalised(gradient_misalignment, 0.2),
         published=_gradalign_weight,
+        needs=_DOUBLE,
+        collapse="no, but weak above eps 16/255",
     ),
-    Method("llr", "1907.02610", SignStep(), Cost(5, 6, 4), Penalised(taylor_gap, 200), published=_llr_weight),
-    Method("trades-single", "1901.08573", _TRADES, Cost(4, 3, 2), Trades()),
+    Method(
+        "cure",
+        "1811.09716",
+        SignStep(),
+        Cost(4, 5, 2),
+        Penalised(gradient_difference, 1_000 / 128**2),
+        published=_cure_weight,
+        needs=_DOUBLE,
+        collapse="no",
+    ),
+    Method(
+        "llr",
+        "1907.02610",
+        SignStep(),
+        Cost(5, 6, 4),
+        Penalised(taylor_gap, 200),
+        published=_llr_weight,
+        needs=_DOUBLE,
+        collapse="for small weights and large eps",
+    ),
+    Method("llr-original", "1907.02610", None, Cost(14, 14, 3), WorstGap(input_gradient), needs=_DOUBLE),
+    Method("gat", "2011.14969", None, Cost(4, 3, 2), Guided(), collapse="yes (CIFAR-10, eps 16 and 26)"),
+    Method(
+        "gat-original",
+        "2011.14969",
+        None,
+        Cost(4, 3, 2),
+        Guided(start=0.5, clean=True, alternate=True, late=4.0),
+        collapse="for larger eps",
+    ),
+    Method(
+        "nuat",
+        "-",
+        None,
+        Cost(4, 3, 2),
+        Guided("nuclear", 4.5, start=0.5, clean=True, alternate=True, ramp=True),
+        collapse="for larger eps",
+    ),
+    Method(
+        "slat",
+        "2110.14127",
+        None,
+        Cost(2, 2, 1),
+        LatentStep(),
+        needs="a network with convolutions",
+        collapse="from eps 10/255 (CIFAR-10), 4/255 (SVHN)",
+    ),
+    Method(
+        "fast-bat",
+        "2112.12376",
+        None,
+        Cost(3, 5, 2),
+        Bilevel(input_gradient),
+        published=_fast_bat_rate,
+        needs=_DOUBLE,
+        collapse="for long schedules (CIFAR-10)",
+    ),
+    Method("trades-single", "1901.08573", _TRADES, Cost(4, 3, 2), Trades(), collapse="yes, above eps 2/255 (CIFAR-10)"),
     Method(
         "trades",
         "1901.08573",
@@ -138,10 +269,28 @@ _ROWS = [
         Cost(13, 12, 2),
         Trades(),
     ),
-    Method("pgd-10", "1706.06083", SignStep(alpha=1 / 5, steps=10, clip=True), Cost(11, 11, 1)),
-    # The paper's own names for FGSM with the penalty.
+    Method(
+        "advmixup-single",
+        "2003.02484",
+        SignStep(clip=True),
+        Cost(2, 2, 1),
+        VertexMix(),
+        collapse="yes, above eps 2/255 (CIFAR-10)",
+    ),
+    Method("advmixup", "2003.02484", _PGD_10, Cost(11, 11, 1), VertexMix()),
+    Method(
+        "subspace",
+        "2111.12229",
+        SignStep(),
+        Cost(2, 2, 1),
+        subspace=Subspace(),
+        needs="memory for 40 copies of the weights",
+    ),
+    Method("pgd-10", "1706.06083", _PGD_10, Cost(11, 11, 1), collapse="no"),
+    # The paper's own names for FGSM, and for training without an attack, with the penalty.
     dataclasses.replace(_FGSM.with_penalty("elle"), name="elle"),
     dataclasses.replace(_FGSM.with_penalty("elle-a"), name="elle-a"),
+    dataclasses.replace(_STANDARD.with_penalty("elle"), name="no-attack+elle"),
     _N_FGSM.with_penalty("elle"),
     _N_FGSM.with_penalty("elle-a"),
 ]
@@ -154,13 +303,13 @@ def find_method(name: str) -> Method:
         return METHODS[name]
     base, plus, penalty = name.rpartition("+")
     if plus and penalty in PENALTIES:
-        method = find_method(base)
+        method = find_method("standard" if base == "no-attack" else base)
         if method.penalty is None:
             return method.with_penalty(penalty)
     if match := re.fullmatch(r"pgd-([1-9]\d{0,2})", name):
         steps = int(match[1])
         # Steps of 2 eps / K, as for the ten of pgd-10.
-        attack = dataclasses.replace(METHODS["pgd-10"].attack or SignStep(), steps=steps, alpha=min(2 / steps, 1))
+        attack = dataclasses.replace(_PGD_10, steps=steps, alpha=min(2 / steps, 1))
         return dataclasses.replace(METHODS["pgd-10"], name=name, attack=attack, cost=Cost(steps + 1, steps + 1, 1))
     raise InputError(
         f"method {name!r} does not exist{nearest(name, METHODS)}; "
@@ -176,6 +325,7 @@ def configured(
     clip: bool = False,
     data: str = "",
     eps: float = 8 / 255,
+    model: str = "",
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Method:
     """The row `name` as a run uses it.
@@ -184,7 +334,9 @@ def configured(
     then the user's own fields: the later wins.
     """
     method = find_method(name)
-    layers: list[Mapping[str, Mapping[str, Any]]] = [method.published(data, eps)] if method.published else []
+    if norm != "linf" and isinstance(method.loss, (*_OWN_POINTS, WorstGap)):
+        raise InputError(f"method {name} is defined for norm=linf only")
+    layers: list[Mapping[str, Mapping[str, Any]]] = [method.published(data, eps, model)] if method.published else []
     if weight is not None and method.weight is not None:
         layers.append({"weight": {"value": weight}})
     ball: dict[str, Any] = ({"norm": norm} if norm != "linf" else {}) | ({"clip": True} if clip else {})
@@ -206,7 +358,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def _with_fields(method: Method, slot: str, fields: Mapping[str, Any]) -> Method:
-    parts = {name: getattr(method, name) for name in ("attack", "loss", "regulariser", "weight")}
+    parts = {name: getattr(method, name) for name in ("attack", "loss", "regulariser", "weight", "subspace")}
     slots = [name for name, part in parts.items() if part is not None and dataclasses.fields(part)]
     if slot not in slots:
         raise InputError(f"method {method.name} has no part {slot!r}; it has {', '.join(slots) or 'none'}")

@@ -229,7 +229,6 @@ def test_settings_that_make_no_sense_are_refused(settings):
 
 PENALTIES = {
     "taylor_gap": linearity.taylor_gap,
-    "gradient_difference": linearity.gradient_difference,
     "gradient_norm": lambda model, x, y, eps, **kind: linearity.gradient_norm(model, x, y, **kind),
 }
 
@@ -261,6 +260,21 @@ def test_misalignment_differentiates_its_second_gradient_alone():
 
     def value() -> Tensor:
         return (1 - nn.functional.cosine_similarity(fixed, linearity.input_gradient(model, moved, y))).sum()
+
+    check_against_differences(parameters, gradients, value)
+
+
+def test_cure_s_difference_differentiates_its_second_gradient_alone():
+    model = smooth_net(DIMENSION).double()
+    x, y = inputs(4)
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(
+        linearity.gradient_difference(model, x, y, 0.1, differentiable=True).sum(), parameters, allow_unused=True
+    )
+    fixed = linearity.input_gradient(model, x, y)
+
+    def value() -> Tensor:
+        return (fixed - linearity.input_gradient(model, x + 0.1 * fixed.sign(), y)).square().sum()
 
     check_against_differences(parameters, gradients, value)
 

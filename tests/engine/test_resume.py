@@ -101,7 +101,9 @@ def signal_after_step(last, number):
 def test_the_state_compared_is_all_of_it(uninterrupted, method):
     tensors, _ = checkpoint.load_checkpoint(checkpoint.checkpoints(uninterrupted)[-1])
     kinds = {name.partition(".")[0] for name in tensors}
-    assert kinds == {"model", "optimizer", "records", "position", "random"} | ({"rule"} if "elle" in method else set())
+    assert kinds == {"model", "optimizer", "records", "position", "done", "random"} | (
+        {"rule"} if "elle" in method else set()
+    )
 
 
 @pytest.mark.parametrize(

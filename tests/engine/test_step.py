@@ -35,7 +35,9 @@ def make_step(method="fgsm", *, weight=None, precision="fp32", network=plain_net
         weight_decay=5e-4,
         precision=precision,
         steps_per_epoch=6,
+        total_steps=12,
     )
+    step.prepare(8, SHAPE)
     step.lr.fill_(0.1)
     return step
 

@@ -41,7 +41,9 @@ def make_step(method: str, precision: str, steps: int = 40, crop: int = 4) -> St
         weight_decay=5e-4,
         precision=precision,
         steps_per_epoch=steps,
+        total_steps=steps,
     )
+    step.prepare(64, (3, 32, 32))
     step.lr.fill_(0.05)
     return step
 
@@ -57,11 +59,19 @@ def losses(step: Step, run, steps: int) -> torch.Tensor:
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32"])
 def test_a_captured_step_trains_every_method(method, precision):
     step = make_step(method, precision)
-    rows = losses(step, GraphedStep(step, 64, DEVICE), 40)
-    loss = rows[:, RECORDED.index("loss")]
-    assert loss.isfinite().all()
-    assert loss[-8:].mean() < loss[:8].mean()
+    before = [p.detach().clone() for p in step.model.parameters()]
+    rows = losses(step, GraphedStep(step, 64, DEVICE), 12)
+    assert rows[:, RECORDED.index("loss")].isfinite().all()
     assert all(p.isfinite().all() for p in step.model.parameters())
+    assert all(not torch.equal(old, new) for old, new in zip(before, step.model.parameters(), strict=True))
+    assert int(step.done) == 12
+
+
+@pytest.mark.parametrize("method", ["standard", "fgsm", "n-fgsm", "pgd-10", "gradalign", "elle", "elle-a"])
+def test_a_captured_step_learns(method):
+    step = make_step(method, "fp16")
+    loss = losses(step, GraphedStep(step, 64, DEVICE), 40)[:, RECORDED.index("loss")]
+    assert loss[-8:].mean() < loss[:8].mean()
 
 
 def test_a_captured_step_equals_an_eager_one(monkeypatch):

@@ -43,6 +43,8 @@ class SignStep:
     """Share of each image's gradient, the smallest entries, that is set to 0 (ZeroGrad)."""
     agree: int = 1
     """Step from x only where the gradients at this many random points agree in sign (MultiGrad)."""
+    frank_wolfe: bool = False
+    """Step t goes 2 / (t + 2) of the way to the ball's furthest point along the gradient; alpha plays no part."""
     eval_mode: bool = False
     """Attack in eval mode, so that BatchNorm's statistics stay as they are; the modes are put back."""
 
@@ -65,8 +67,12 @@ class SignStep:
             if self.agree > 1:
                 return self._inside(x + self.alpha * eps * self._agreement(model, x, target, eps), x, eps)
             x_adv = self._inside(self._started(x, eps), x, eps) if self.noise else x
-            for _ in range(self.steps):
-                x_adv = self._inside(x_adv + self.alpha * eps * self._direction(model, x_adv, target), x, eps)
+            for t in range(self.steps):
+                direction = self._direction(model, x_adv, target)
+                if self.frank_wolfe:
+                    x_adv = self._inside(x_adv + 2 / (t + 2) * (x + eps * direction - x_adv), x, eps)
+                else:
+                    x_adv = self._inside(x_adv + self.alpha * eps * direction, x, eps)
         return x_adv
 
     def _started(self, x: Tensor, eps: float | Tensor) -> Tensor:
@@ -93,6 +99,37 @@ class SignStep:
         if self.project:
             x_adv = x + _projected(x_adv - x, eps, self.norm)
         return x_adv.clamp(0, 1) if self.clip else x_adv
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A perturbation that lives on: each batch is trained on `replays` times, and each time's gradient moves it.
+
+    The training step's own backward gives the gradient, so an attack costs no pass of its own (Free AT,
+    Shafahi et al., arXiv 1904.12843).
+    """
+
+    replays: int = 8
+    alpha: float = 1.0
+    """The step of each replay, in units of eps."""
+    clip: bool = True
+    norm: Norm = "linf"
+
+    def __post_init__(self) -> None:
+        if self.replays < 1:
+            raise ValueError(f"replays is {self.replays}; it must be at least 1")
+        if self.norm not in _CHOICES["norm"]:
+            raise ValueError(f"norm is {self.norm!r}; it must be 'linf' or 'l2'")
+
+    def points(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Where the network is trained: a leaf that collects the gradient of the backward pass."""
+        x_adv = x + delta
+        return (x_adv.clamp(0, 1) if self.clip else x_adv).detach().requires_grad_()
+
+    def moved(self, delta: Tensor, gradient: Tensor, eps: float | Tensor) -> Tensor:
+        """The perturbation for the next replay, or the next batch."""
+        step = self.alpha * eps * _normalised(gradient.nan_to_num(), self.norm)
+        return _projected(delta + step, eps, self.norm)
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {

@@ -265,11 +265,14 @@ def taylor_gap(
 def gradient_difference(
     model: Model, x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf", differentiable: bool = False
 ) -> Tensor:
-    """||grad L(x) - grad L(x_FGSM)||^2, x_FGSM = x + eps sign(grad L(x)): CURE's term (its l2 form for norm l2)."""
-    g = input_gradient(model, x, y, differentiable)
-    direction = g.detach().sign()
+    """||grad L(x) - grad L(x_FGSM)||^2, x_FGSM = x + eps sign(grad L(x)): CURE's term (its l2 form for norm l2).
+
+    The first gradient is a constant for differentiation, as in the paper's own code.
+    """
+    g = input_gradient(model, x, y)
+    direction = g.sign()
     if norm == "l2":
-        direction = g.detach() / _sum(g.detach().square(), x).sqrt().clamp(min=1e-30)
+        direction = g / _sum(g.square(), x).sqrt().clamp(min=1e-30)
     h = input_gradient(model, x + eps * direction, y, differentiable)
     return (g - h).square().flatten(1).sum(1)
 

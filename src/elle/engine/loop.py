@@ -95,6 +95,7 @@ class Run:
             clip=_given(config.clip),
             data=config.data,
             eps=_given(config.eps),
+            model=_given(config.model),
             options=config.options,
         )
         self.images = load_dataset(config.data, config.root)
@@ -110,6 +111,7 @@ class Run:
         self.history: list[Record] = []
         self.done = 0
         self.epoch_seconds = 0.0
+        self.order: tuple[int, Tensor] | None = None
 
     def _parts(self, images: ImageSet) -> tuple[Step, tuple[Tensor, Tensor]]:
         config = self.config
@@ -120,6 +122,7 @@ class Run:
         self.total_steps = self.steps_per_epoch * _given(config.epochs)
         shape = images.train.x.shape
         model = build_model(_given(config.model), (shape[1], shape[2], shape[3]), len(images.classes))
+        self.method.check(model)
         model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         step = Step(
             model.train(),
@@ -130,7 +133,9 @@ class Run:
             weight_decay=config.weight_decay,
             precision=self.precision,
             steps_per_epoch=self.steps_per_epoch,
+            total_steps=self.total_steps,
         )
+        step.prepare(self.batch, shape[1:])
         return step, to_tensors(validation if len(validation) else images.test, self.device)
 
     @property
@@ -176,13 +181,13 @@ class Run:
 
     def _epoch(self, stopped: Callable[[], str | None]) -> None:
         epoch, first = divmod(self.done, self.steps_per_epoch)
-        order = self.step.data.order(self.config.seed, epoch)
         started = time.perf_counter()
         for k in range(first, self.steps_per_epoch):
             # The middle of the step, so that neither the first nor the last one has rate 0.
             self.step.lr.fill_(_given(self.config.lr) * self.schedule((self.done + 0.5) / self.total_steps))
-            self.run_step(order[k * self.batch : (k + 1) * self.batch])
+            self.run_step(self._batch())
             self.done += 1
+            self.step.between(self.done)
             self.watcher.stepped(self.done)
             if stopped() and k + 1 < self.steps_per_epoch:
                 self.epoch_seconds += time.perf_counter() - started
@@ -197,6 +202,13 @@ class Run:
         self._record(epoch, rows)
         if stopped():
             self._stop(stopped())
+
+    def _batch(self) -> Tensor:
+        """The images of the next step; a method that replays its batches passes over the set more slowly."""
+        turn, place = divmod(self.done // self.method.replays, self.steps_per_epoch)
+        if self.order is None or self.order[0] != turn:
+            self.order = turn, self.step.data.order(self.config.seed, turn)
+        return self.order[1][place * self.batch : (place + 1) * self.batch]
 
     def _record(self, epoch: int, rows: Tensor) -> None:
         """Write down an epoch, and a checkpoint where the epoch is whole."""
@@ -245,7 +257,7 @@ class Run:
         """The epoch in which this run collapsed for good, as far as its records tell."""
         multi = next((one.name for one in self.attacks if one.attack is not None and one.attack.steps > 1), None)
         seen = [record for record in self.history if multi in record]
-        if multi is None or self.method.attack is None:
+        if multi is None or not self.method.adversarial:
             return None
         index = collapse_epoch([record["accuracy"] for record in seen], [record[multi] for record in seen])
         return None if index is None else int(seen[index]["epoch"])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor, nn
 
+from elle.core.attacks import Replay
+from elle.core.second_order import twice_differentiable
+from elle.core.subspace import flattened
 from elle.data.resident import Resident
 from elle.engine.runtime import Precision, autocast
 from elle.methods import Method
@@ -30,8 +35,10 @@ class Step:
         weight_decay: float,
         precision: Precision,
         steps_per_epoch: int,
+        total_steps: int,
     ) -> None:
         self.model, self.method, self.data, self.eps, self.precision = model, method, data, eps, precision
+        self.total_steps = total_steps
         device = self.device = next(model.parameters()).device
         self.lr = torch.zeros((), device=device)
         self.optimizer = torch.optim.SGD(
@@ -47,19 +54,36 @@ class Step:
         self.rule = method.weight.start(device) if method.weight is not None else {}
         self.records = torch.full((steps_per_epoch, len(RECORDED)), torch.nan, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.done = torch.zeros((), dtype=torch.int64, device=device)
+        self.kept: dict[str, Tensor] = {}
+        """What the method itself carries from step to step: a replayed batch, a basis of weights."""
+        if method.subspace is not None:
+            self.kept |= method.subspace.start(model)
+            method.subspace.observe(self.kept, model, 0, total_steps)
+
+    def prepare(self, batch: int, shape: tuple[int, ...]) -> None:
+        """Room for what is kept of a batch, before the first step."""
+        if self.method.replays > 1:
+            self.kept |= {name: torch.zeros(batch, *shape, device=self.device) for name in ("x", "delta")}
 
     def __call__(self, index: Tensor) -> None:
         """Train on the images at `index` [B]."""
         method, model = self.method, self.model
         x, y = self.data.batch(index)
+        x = self._replayed(x)
         if self.device.type == "cuda":
             x = x.contiguous(memory_format=torch.channels_last)
         self.optimizer.zero_grad(set_to_none=True)
+        when = (self.done, self.done / self.total_steps)
         error = weight = threshold = x.new_full((), torch.nan)
+        second_order = twice_differentiable() if method.double_backpropagation else contextlib.nullcontext()
         # One autocast around all passes: the half-precision copies of the weights are made once a step.
-        with autocast(self.device, self.precision):
-            x_adv = x if method.attack is None else method.attack(model, x, y, self.eps)
-            loss, logits = method.loss(model, x, y, x_adv, self.eps)
+        with autocast(self.device, self.precision), second_order:
+            if isinstance(method.attack, Replay):
+                x_adv = method.attack.points(x, self.kept["delta"])
+            else:
+                x_adv = x if method.attack is None else method.attack(model, x, y, self.eps)
+            loss, logits = method.loss(model, x, y, x_adv, self.eps, when)
             total = loss
             if method.regulariser is not None and method.weight is not None:
                 error = method.regulariser(model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
@@ -70,12 +94,38 @@ class Step:
                 for name, value in rule.items():
                     self.rule[name].copy_(value)
         self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self._update()
+        if isinstance(method.attack, Replay) and x_adv.grad is not None:
+            self.kept["delta"].copy_(method.attack.moved(self.kept["delta"], x_adv.grad, self.eps))
         accuracy = (logits.detach().argmax(1) == y).float().mean()
         row = torch.stack([value.detach().float() for value in (loss, accuracy, error, weight, threshold)])
         self.records.index_copy_(0, self.position, row.unsqueeze(0))
         self.position.add_(1)
+        self.done.add_(1)
+
+    def _replayed(self, x: Tensor) -> Tensor:
+        """The new batch where a round of replays begins, otherwise the one that was drawn then."""
+        if self.method.replays == 1:
+            return x
+        self.kept["x"].copy_(torch.where(self.done % self.method.replays == 0, x, self.kept["x"]))
+        return self.kept["x"]
+
+    def _update(self) -> None:
+        parameters = list(self.model.parameters())
+        before = flattened(parameters) if self.method.subspace is not None else None
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.method.subspace is not None and before is not None:
+            self.method.subspace.project(self.kept, parameters, before)
+
+    def between(self, done: int) -> None:
+        """What the method does after `done` steps and outside of them."""
+        if self.method.subspace is not None and self.method.subspace.observe(
+            self.kept, self.model, done, self.total_steps
+        ):
+            for state in self.optimizer.state.values():
+                for buffer in state.values():
+                    buffer.zero_()  # momentum of the way back
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that the next step depends on."""
@@ -84,7 +134,8 @@ class Step:
             for name, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{number}.{name}"] = value
         tensors |= {f"rule.{name}": value for name, value in self.rule.items()}
-        tensors |= {"records": self.records, "position": self.position}
+        tensors |= {f"kept.{name}": value for name, value in self.kept.items()}
+        tensors |= {"records": self.records, "position": self.position, "done": self.done}
         if self.scaler.is_enabled():
             tensors["scale"] = torch.tensor(self.scaler.get_scale())
         tensors["random.cpu"] = torch.get_rng_state()

@@ -1,0 +1,121 @@
+"""Convolutions whose gradient is cheap to differentiate once more.
+
+torch differentiates a convolution's input gradient with respect to the weight by a convolution whose kernel is a whole
+image, which no library has a fast kernel for. It is an ordinary weight gradient, with the incoming direction in
+place of the input; written so, double backpropagation through a network costs a fraction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+
+Settings = tuple[list[int], list[int], list[int], int]
+"""stride, padding, dilation, groups"""
+
+
+class _Convolution(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, settings: Settings) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.settings = settings
+        stride, padding, dilation, groups = settings
+        return torch.ops.aten.convolution(x, weight, None, stride, padding, dilation, False, [0, 0], groups)
+
+    @staticmethod
+    def backward(ctx: Any, outgoing: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        for_x = _InputGradient.apply(outgoing, weight, x, ctx.settings) if ctx.needs_input_grad[0] else None
+        for_weight = _WeightGradient.apply(outgoing, x, weight, ctx.settings) if ctx.needs_input_grad[1] else None
+        return for_x, for_weight, None
+
+
+class _InputGradient(Function):
+    """(gradient of the output, weight) -> gradient of x, linear in each; x gives its shape only."""
+
+    @staticmethod
+    def forward(ctx: Any, outgoing: Tensor, weight: Tensor, x: Tensor, settings: Settings) -> Tensor:
+        ctx.save_for_backward(outgoing, weight)
+        ctx.settings = settings
+        return _backward(outgoing, x, weight, settings, 0)
+
+    @staticmethod
+    def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # type: ignore[override]
+        outgoing, weight = ctx.saved_tensors
+        for_outgoing = _Convolution.apply(direction, weight, ctx.settings) if ctx.needs_input_grad[0] else None
+        for_weight = None
+        if ctx.needs_input_grad[1]:
+            for_weight = _WeightGradient.apply(outgoing, direction, weight, ctx.settings)
+        return for_outgoing, for_weight, None, None
+
+
+class _WeightGradient(Function):
+    """(gradient of the output, x) -> gradient of the weight, linear in each; the weight gives its shape only."""
+
+    @staticmethod
+    def forward(ctx: Any, outgoing: Tensor, x: Tensor, weight: Tensor, settings: Settings) -> Tensor:
+        ctx.save_for_backward(outgoing, x)
+        ctx.settings = settings
+        return _backward(outgoing, x, weight, settings, 1)
+
+    @staticmethod
+    def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # type: ignore[override]
+        outgoing, x = ctx.saved_tensors
+        for_outgoing = _Convolution.apply(x, direction, ctx.settings) if ctx.needs_input_grad[0] else None
+        for_x = _InputGradient.apply(outgoing, direction, x, ctx.settings) if ctx.needs_input_grad[1] else None
+        return for_outgoing, for_x, None, None
+
+
+def _backward(outgoing: Tensor, x: Tensor, weight: Tensor, settings: Settings, which: int) -> Tensor:
+    stride, padding, dilation, groups = settings
+    wanted = [which == 0, which == 1, False]
+    gradients = torch.ops.aten.convolution_backward(
+        outgoing, x, weight, None, stride, padding, dilation, False, [0, 0], groups, wanted
+    )
+    gradient: Tensor = gradients[which]
+    return gradient
+
+
+class _FastConvolutions(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.conv2d:
+            return _convolution(*args, **kwargs)
+        return function(*args, **kwargs)
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    if isinstance(padding, str) or x.dim() != 4:
+        return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        x, weight = x.to(torch.get_autocast_dtype(device)), weight.to(torch.get_autocast_dtype(device))
+    settings = (_pair(stride), _pair(padding), _pair(dilation), groups)
+    with torch.autocast(device, enabled=False):
+        y: Tensor = _Convolution.apply(x, weight, settings)
+    return y if bias is None else y + bias.to(y.dtype).view(1, -1, 1, 1)
+
+
+def _pair(value: Any) -> list[int]:
+    return [value, value] if isinstance(value, int) else list(value) * (2 // len(value))
+
+
+@contextlib.contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """Within it, convolutions are built so that differentiating their gradient is cheap; the values are the same."""
+    with _FastConvolutions():
+        yield
