@@ -81,7 +81,7 @@ class APGD:
 
     def start(self, point: Tensor, variant: Tensor) -> APGDSlots:
         x, y = self.x[point], self.y[point]
-        key = noise.keys(self.seed, 0, point * self.variants + variant)
+        key = noise.keys(self.seed, 0, point + (variant << 32))
         x_adv = self._random_start(x, key)
         value = torch.zeros(len(x), device=x.device)
         common = blank(x, y, x_adv, self.questions) | {

@@ -1,4 +1,4 @@
-"""The shortest way from a point to a hyperplane without leaving [0, 1] (Croce and Hein, arXiv 1907.02044, section 2)."""
+"""The shortest way from a point to a hyperplane without leaving [0, 1] (arXiv 1907.02044, section 2)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Oracle:
 
     def logits(self, x: Tensor) -> Tensor:
         """[B, K] in the search's precision, as float32."""
-        with torch.no_grad(), _tf32(self.precision == "tf32"), self._autocast():
+        with torch.no_grad(), tf32(self.precision == "tf32"), self._autocast():
             outputs: Tensor = self.model(self._laid_out(x))
         return outputs.float()
 
@@ -49,7 +49,7 @@ class Oracle:
         The derivatives by the logits are taken in float32 and scaled for each image before they go back through
         the network: a confident image's cross-entropy would otherwise have the gradient 0 in half precision.
         """
-        with torch.enable_grad(), _tf32(self.precision == "tf32"):
+        with torch.enable_grad(), tf32(self.precision == "tf32"):
             x = self._laid_out(x).detach().requires_grad_()
             with self._autocast():
                 outputs = self.model(x)
@@ -68,7 +68,7 @@ class Oracle:
             # Padded to a power of two, so that a GPU meets few shapes.
             size = min(chunk, max(16, 1 << (len(part) - 1).bit_length())) if self.device.type == "cuda" else len(part)
             filled = torch.cat([part, part[:1].expand(size - len(part), *part.shape[1:])])
-            with torch.no_grad(), _tf32(False), torch.autocast(self.device.type, enabled=False):
+            with torch.no_grad(), tf32(False), torch.autocast(self.device.type, enabled=False):
                 parts.append(self.model(self._laid_out(filled)).float()[: len(part)])
         return torch.cat(parts)
 
@@ -105,7 +105,8 @@ def constant(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
+def tf32(allowed: bool) -> Iterator[None]:
+    """Whether float32 products may be rounded to TF32; put back afterwards."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
     try:

@@ -60,14 +60,18 @@ def search(
     Where the attack breaks a point, x_adv is a point within eps and [0, 1] that float32 misclassifies; elsewhere it
     is x. The search itself runs in `precision`, `batch` items at a time, on CUDA captured in a graph if asked.
     """
-    if name not in ORDER:
-        raise InputError(f"attack {name!r} does not exist{nearest(name, ORDER)}; use {', '.join(ORDER)}")
+    known(name)
     x, y = x.detach().float(), y.long()
     oracle = Oracle(model, x.device, precision)
     with constant(model), torch.no_grad():
         attack = _attack(name, oracle, x, y, eps, norm, classes, seed, budget or Budget())
         slots = batch * (_WITHOUT_GRADIENT if name == "square" else 1)
         return broken_points(attack, oracle, x, y, eps, norm, slots, graph)
+
+
+def known(name: str) -> None:
+    if name not in ORDER:
+        raise InputError(f"attack {name!r} does not exist{nearest(name, ORDER)}; use {', '.join(ORDER)}")
 
 
 def _attack(
@@ -83,12 +87,13 @@ def _attack(
     return Square(oracle, x, y, eps, norm, seed=seed, queries=budget.queries)
 
 
-def adaptations(name: str, classes: int) -> list[str]:
+def adaptations(name: str, classes: int, norm: Norm = "linf") -> list[str]:
     """In plain words, what of the standard attack does not apply to a network with so few classes."""
     notes = []
-    if name in ("apgd-t", "fab-t") and classes < 10:
-        count = classes - 1
-        notes.append(f"{name}: {count} target{'s' if count > 1 else ''} instead of 9, one for each other class")
+    standard, count = (Budget().targets_of(name, norm, number) for number in (1000, classes))
+    if name in ("apgd-t", "fab-t") and count < standard:
+        plural = "s" if count > 1 else ""
+        notes.append(f"{name}: {count} target{plural} instead of {standard}, one for each other class")
     if name == "apgd-t" and classes == 3:
         notes.append("apgd-t: the targeted DLR loss divides by z_1 - z_3, as there is no fourth logit")
     if name == "apgd-t" and classes == 2:

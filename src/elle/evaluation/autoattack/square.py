@@ -84,7 +84,7 @@ class Square:
         return inside(x + delta, x, self._radius(x), "l1")
 
     def _moved_mass(self, slots: SquareSlots) -> Tensor:
-        """Empty one window; fill another with its own direction plus a bump, to the mass of both and what eps spares."""
+        """Empty one window; fill another with its own direction plus a bump, to both's mass and what eps spares."""
         row = self.windows.at(slots.query)
         delta = slots.x_best - slots.x
         into, out = row.mask(delta), row.mask(delta, second=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,8 +32,8 @@ class Windows:
     """The bump of every size [P, s, s], padded with zeros; for linf empty."""
 
     def at(self, query: Tensor) -> Windows:
-        fields = (self.side, self.corner, self.sign, self.turned, self.pattern)
-        return Windows(*(field[query] for field in fields), patterns=self.patterns)
+        fields = ("side", "corner", "sign", "turned", "pattern")
+        return replace(self, **{name: getattr(self, name)[query] for name in fields})
 
     def offsets(self, like: Tensor, second: bool = False) -> tuple[Tensor, Tensor]:
         """Each pixel's row and column counted from the window's corner: [S, H, 1] and [S, 1, W]."""
@@ -82,7 +82,6 @@ def _side(query: int, height: int, width: int, norm: Norm) -> int:
 def bump(row: Windows, patterns: Tensor, like: Tensor) -> Tensor:
     """Each slot's bump in its place on an empty image [S, 1, H, W]."""
     rows, columns = row.offsets(like)
-    rows, columns = torch.broadcast_tensors(rows, columns)
     last = patterns.shape[1] - 1
     turned = row.turned.view(-1, 1, 1)
     first = torch.where(turned, columns, rows).clamp(0, last)
