@@ -1,6 +1,7 @@
 """`elle evaluate`, `compare` and `show` as a user meets them, for networks trained here and elsewhere."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -79,6 +80,20 @@ def test_a_state_dict_file_is_read_as_well(elle, tiny):
     ]
     assert records[0]["attacks"]["fgsm"]["survived"] == records[1]["attacks"]["fgsm"]["survived"]
     assert records[0]["eps"] == 8 / 255
+
+
+def test_the_reference_engine_is_the_original(elle, tiny):
+    record = json.loads(elle(*tiny(10), "--attack", "clean,apgd-ce", "--engine", "reference", "--json").out)
+    assert record["engine"] == "reference"
+    assert record["versions"]["pyautoattack"]
+    assert record["attacks"]["apgd-ce"]["correct"] < record["attacks"]["clean"]["correct"]
+
+
+def test_a_missing_package_is_one_line_and_exit_code_2(elle, tiny, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyautoattack", None)
+    outcome = elle(*tiny(10), "--attack", "apgd-ce", "--engine", "reference")
+    assert_one_line(outcome, 2)
+    assert "pip install 'elle-at[autoattack]'" in outcome.err
 
 
 def test_a_checkpoint_is_evaluated(elle, run_copy):

@@ -45,7 +45,10 @@ def evaluate(
     root: Root = None,
     engine: Annotated[str, typer.Option(help="fast: elle's own; reference: pyautoattack.")] = "fast",
     precision: Annotated[
-        str, typer.Option(help="Of the search: auto (fp16 on a GPU), fp32, fp16, bf16; successes are verified in fp32.")
+        str,
+        typer.Option(
+            help="Of the search: auto (fp16 on a GPU), fp32, tf32, fp16, bf16; successes are verified in fp32."
+        ),
     ] = "auto",
     device: Device = "auto",
     devices: Annotated[
@@ -64,7 +67,7 @@ def evaluate(
     Example: elle evaluate runs/digits-elle-a-eps0.2-seed0 --attack clean,fgsm,pgd-20,pgd-50-10
     """
     _choose("engine", engine, ("fast", "reference"))
-    _choose("precision", precision, ("auto", "fp32", "fp16", "bf16"))
+    _choose("precision", precision, ("auto", "fp32", "tf32", "fp16", "bf16"))
     from elle.engine.assessment import Job, assess_run
     from elle.engine.runtime import pick_device
     from elle.engine.subject import Source, load_subject

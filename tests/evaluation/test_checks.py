@@ -92,6 +92,12 @@ def test_a_single_step_far_above_many_is_named():
     assert "collapse" in words
 
 
+def test_square_beating_the_gradient_is_named():
+    """A network whose gradient is 0 everywhere hides from PGD and not from Square."""
+    words = failed(Quantised(), grey(0.02, 0.06, 20), "pgd-3,square", eps=0.1)
+    assert "square, which sees no gradients" in words["black-box"]
+
+
 def entry(correct, total=100, **more):
     return {"accuracy": correct / total, "correct": correct, "total": total} | more
 

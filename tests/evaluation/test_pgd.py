@@ -1,12 +1,12 @@
-"""A pool finds what restarts one after the other find, lets broken points go, and believes float32 alone."""
+"""PGD in slots finds what restarts one after the other find, and believes float32 alone."""
 
 import pytest
 import torch
 from torch import nn
 
 from elle.core.attacks import SignStep
+from elle.evaluation import pgd
 from elle.evaluation.mode import evaluation_mode
-from elle.evaluation.pool import Pool
 from tests.networks import conv_net, images, trained
 
 EPS = 0.1
@@ -28,7 +28,7 @@ def data(model):
 
 def run(model, data, restarts=2, attack=PGD, seed=0, **settings):
     with evaluation_mode(model, seed, torch.device("cpu")):
-        return Pool(model, attack, EPS, **settings)(*data, restarts)
+        return pgd.search(attack, model, *data, EPS, norm=attack.norm, restarts=restarts, **settings)
 
 
 def broken(points, x):
@@ -60,14 +60,6 @@ def test_the_batch_size_does_not_matter(model, data, batch):
 def test_more_restarts_break_more(model, data):
     few, more = (broken(run(model, data, restarts), data[0]) for restarts in (1, 4))
     assert not (few & ~more).any()
-
-
-def test_a_fixed_batch_gives_the_same_points(model, data, monkeypatch):
-    """The way of a CUDA graph, with its eager stand-in: padded slots, looks every few steps."""
-    monkeypatch.setattr(Pool, "_capture", lambda self: None)
-    fixed = run(model, data, batch=32, graph=True)
-    assert torch.equal(broken(fixed, data[0]), broken(run(model, data), data[0]))
-    assert torch.equal(model(fixed).argmax(1) != data[1], broken(fixed, data[0]))
 
 
 class Fickle(nn.Module):

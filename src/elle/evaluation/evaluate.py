@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from elle.errors import InputError
-from elle.evaluation import pool
 from elle.evaluation.autoattack import ORDER, adaptations
+from elle.evaluation.autoattack.oracle import Precision
 from elle.evaluation.checks import check
-from elle.evaluation.mode import Precision, device_of, evaluation_mode, exact_float32
+from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack, Norm, parse_attacks, parse_tracked
 from elle.evaluation.results import SCHEMA, collected, entries, packed, wilson_interval
 from elle.evaluation.units import BATCH, CHUNK, Engine, Images, Memory, Settings, Store, Worker, count_chunks
@@ -171,5 +171,17 @@ def versions(engine: Engine, attacks: list[EvaluationAttack]) -> dict[str, str |
 
 
 def surviving(model: nn.Module, x: Tensor, y: Tensor, one: EvaluationAttack, eps: float, batch: int = BATCH) -> Tensor:
-    """Which images [N] stay correct under gradient steps, in the mode and precision the caller has set."""
-    return pool.surviving(model, x, y, one.attack, eps, restarts=one.restarts, batch=batch)
+    """Which images [N] the last points of gradient steps leave correct, in the caller's mode and precision."""
+    everything = torch.arange(len(x), device=x.device)
+    alive = torch.cat([_correct(model, x[part], y[part]) for part in torch.split(everything, batch)])
+    for _ in range(one.restarts if one.attack is not None else 0):
+        # Only what is left, in full batches again: broken images cost nothing more.
+        for part in torch.split(everything[alive], batch):
+            points = one.attack(model, x[part], y[part], eps)  # type: ignore[misc]
+            alive[part] = _correct(model, points, y[part])
+    return alive
+
+
+def _correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        return ~is_wrong(model(x), y)

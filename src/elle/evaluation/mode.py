@@ -1,16 +1,12 @@
-"""How a network is held while it is evaluated: eval mode, a random stream of its own, exact float32 or less."""
+"""How a network is held while it is evaluated: eval mode, a random stream of its own, exact float32."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
-
-Precision = Literal["fp32", "fp16", "bf16"]
-_REDUCED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @contextlib.contextmanager
@@ -43,14 +39,6 @@ def exact_float32(device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = kept
-
-
-def reduced(device: torch.device, precision: Precision | None) -> contextlib.AbstractContextManager[object]:
-    """The precision of a search; None is whatever the caller has set."""
-    if precision is None:
-        return contextlib.nullcontext()
-    dtype = _REDUCED.get(precision)
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def is_wrong(logits: Tensor, y: Tensor) -> Tensor:

@@ -57,5 +57,7 @@ def search(
 ) -> Tensor:
     """x_adv [N, ...] for correctly classified x: a point of ball and box that float32 misclassifies, else x."""
     oracle = Oracle(model, x.device, precision)
+    if not x.is_cuda:
+        batch = min(batch, len(x))  # a CPU gains nothing from a second restart before the first has ended
     with constant(model), torch.no_grad():
         return broken_points(PGD(oracle, attack, x, y, eps, restarts), oracle, x, y, eps, norm, batch, graph)

@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -14,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elle.core.attacks import logits_and_gradient
 from elle.errors import InputError
-from elle.evaluation.autoattack import search
-from elle.evaluation.mode import Precision, evaluation_mode, exact_float32, is_wrong
+from elle.evaluation import pgd
+from elle.evaluation.autoattack import ORDER, search
+from elle.evaluation.autoattack.norms import length
+from elle.evaluation.autoattack.objectives import cross_entropy
+from elle.evaluation.autoattack.oracle import Oracle, Precision
+from elle.evaluation.mode import evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack, Norm
-from elle.evaluation.pool import Pool, layout
 
 Bools = npt.NDArray[np.bool_]
 Images = Tensor | npt.NDArray[Any]
@@ -115,7 +118,7 @@ class Worker:
         self.model, self.x, self.y, self.device = model, x, y, device
         self.attacks = {one.name: one for one in attacks}
         self.settings, self.probe, self.keep = settings, probe, keep
-        self.pools: dict[str, Pool] = {}
+        self.graph = device.type == "cuda"
 
     def run(self, store: Store, chunks: Iterable[int], done: Callable[[], None] = lambda: None) -> None:
         """Every unit of these chunks that the store does not hold yet."""
@@ -142,7 +145,7 @@ class Worker:
         elif not bool(((x >= 0) & (x <= 1)).all()):
             raise InputError(f"images lie in {float(x.min()):.3g} to {float(x.max()):.3g}; they must lie in [0, 1]")
         x = x.to(self.device, torch.float32)
-        return x.contiguous(memory_format=layout(x)), y.to(self.device)
+        return x, y.to(self.device)
 
     def _outcome(self, unit: Unit, x: Tensor, y: Tensor, store: Store) -> Outcome:
         _wait(self.device)
@@ -173,8 +176,10 @@ class Worker:
         scale = logits.abs().nan_to_num(posinf=0).amax().clamp(min=1e-6)
         right = ~is_wrong(logits, y)
         flat = torch.zeros_like(right)
+        oracle = Oracle(self.model, self.device, "fp32")
         for rows in torch.split(right.nonzero().squeeze(1), self.settings.batch):
-            flat[rows] = (logits_and_gradient(self.model, x[rows], y[rows])[1] == 0).flatten(1).all(1)
+            answer = oracle.ascend(x[rows], partial(cross_entropy, y=y[rows]))
+            flat[rows] = (answer.gradient == 0).flatten(1).all(1)
         predicted = torch.bincount(logits.argmax(1), minlength=logits.shape[1])
         return {
             "differ": int(
@@ -197,17 +202,18 @@ class Worker:
         points, labels = x[rows], y[rows]
         seed = unit_seed(self.settings.seed, unit)
         with evaluation_mode(self.model, seed, self.device):
-            x_adv = self._search(unit.chain[-1], points, labels, seed, before[0].facts["classes"]).detach()
+            x_adv = self._searched(unit.chain[-1], points, labels, seed, before[0].facts["classes"]).detach()
             moved = (x_adv != points).flatten(1).any(1)
             inside = is_inside(x_adv, points, self.settings.eps, self.settings.norm)
-            wrong = moved if unit.chain[-1] in self.pools else self._are_wrong(x_adv, labels, moved)
+            ours = unit.chain[-1] not in ORDER
+            wrong = moved if ours else self._are_wrong(x_adv, labels, moved)
         counts = moved & inside & wrong
         broken[rows[counts].cpu().numpy()] = True
         facts = {"outside": int((moved & ~inside).sum()), "unverified": int((moved & inside & ~wrong).sum())}
         return Outcome(broken, 0.0, facts, self._kept(x_adv[counts]))
 
     def _are_wrong(self, x_adv: Tensor, y: Tensor, moved: Tensor) -> Tensor:
-        """Which of the points that moved are wrong in float32; a pool has looked itself, a search is not believed."""
+        """Which of the points that moved are wrong in float32; PGD has looked itself, a search is not believed."""
         wrong = torch.zeros_like(moved)
         with torch.no_grad():
             for part in torch.split(moved.nonzero().squeeze(1), self.settings.batch):
@@ -215,21 +221,35 @@ class Worker:
                     wrong[part] = is_wrong(self.model(x_adv[part]).float(), y[part])
         return wrong
 
+    def _searched(self, name: str, x: Tensor, y: Tensor, seed: int, classes: int) -> Tensor:
+        try:
+            return self._search(name, x, y, seed, classes)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            if not self.graph:
+                raise
+            # The network waits for the device or branches on values: no CUDA graph can hold it.
+            self.graph = False
+            return self._search(name, x, y, seed, classes)
+
     def _search(self, name: str, x: Tensor, y: Tensor, seed: int, classes: int) -> Tensor:
         one, settings = self.attacks.get(name), self.settings
-        graph = self.device.type == "cuda"
-        if one is not None and one.attack is not None:
-            if name not in self.pools:
-                self.pools[name] = Pool(
-                    self.model,
-                    one.attack,
-                    settings.eps,
-                    batch=settings.batch,
-                    precision=settings.precision,
-                    graph=graph,
-                )
-            return self.pools[name](x, y, one.restarts)
-        return searched(name, self.model, x, y, settings, classes=classes, seed=seed, graph=graph)
+        if one is None or one.attack is None:
+            return searched(name, self.model, x, y, settings, classes=classes, seed=seed, graph=self.graph)
+        torch.manual_seed(seed)
+        return pgd.search(
+            one.attack,
+            self.model,
+            x,
+            y,
+            settings.eps,
+            norm=settings.norm,
+            restarts=one.restarts,
+            precision=settings.precision,
+            batch=settings.batch,
+            graph=self.graph,
+        )
 
     def _kept(self, x_adv: Tensor) -> npt.NDArray[np.float32] | None:
         return x_adv.contiguous().cpu().numpy() if self.keep else None
@@ -271,9 +291,7 @@ def unit_seed(seed: int, unit: Unit) -> int:
 
 def is_inside(x_adv: Tensor, x: Tensor, eps: float, norm: Norm) -> Tensor:
     """Which points [N] lie in the ball around x and in [0, 1], up to rounding."""
-    delta = (x_adv.double() - x.double()).flatten(1)
-    order = {"linf": float("inf"), "l2": 2, "l1": 1}[norm]
-    near = torch.linalg.vector_norm(delta, order, dim=1) <= eps + TOLERANCE * max(1.0, eps)
+    near = length(x_adv.double() - x.double(), norm) <= eps + TOLERANCE * max(1.0, eps)
     values = x_adv.flatten(1)
     return near & (values >= -TOLERANCE).all(1) & (values <= 1 + TOLERANCE).all(1)
 
