@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,6 +95,7 @@ def test_a_missing_package_is_one_line_and_exit_code_2(elle, tiny, monkeypatch):
     outcome = elle(*tiny(10), "--attack", "apgd-ce", "--engine", "reference")
     assert_one_line(outcome, 2)
     assert "pip install 'elle-at[autoattack]'" in outcome.err
+    assert not list(Path().rglob("evaluation.parts")), "a mistake leaves nothing to continue"
 
 
 def test_a_checkpoint_is_evaluated(elle, run_copy):

@@ -90,12 +90,17 @@ def assess_run(
     with RunLock(out):
         if resume and (finished := _finished(out, identity, job.attack)) is not None:
             return finished
-        _claim(out, identity, resume)
+        fresh = _claim(out, identity, resume)
         started = time.perf_counter()
         chunks = count_chunks(job.count, job.settings.chunk)
         total = chunks * len(plan(attacks, 0))
-        with _stoppable(out / PARTS, total):
-            _run(job, out / PARTS, subject, devices, watch, total)
+        try:
+            with _stoppable(out / PARTS, total):
+                _run(job, out / PARTS, subject, devices, watch, total)
+        except InputError:
+            if fresh:
+                shutil.rmtree(out / PARTS)  # a mistake, not an interruption: there is nothing to continue
+            raise
         about = _about(job, subject) | {"seconds": round(time.perf_counter() - started, 3), "identity": identity}
         names = [device_name(pick_device(name)) for name in devices]
         record = record_of(Files(out / PARTS), attacks, job.settings, job.count, devices=names, about=about)
@@ -123,13 +128,13 @@ def _finished(out: Path, identity: dict[str, Any], attack: str) -> dict[str, Any
     return record if same else None
 
 
-def _claim(out: Path, identity: dict[str, Any], resume: bool) -> None:
-    """Begin in an empty folder of parts, or go on in one that belongs to this evaluation."""
+def _claim(out: Path, identity: dict[str, Any], resume: bool) -> bool:
+    """Begin in an empty folder of parts (True), or go on in one that belongs to this evaluation (False)."""
     parts = out / PARTS
     if not (parts / "identity.json").exists():
         shutil.rmtree(parts, ignore_errors=True)
         write_json(parts / "identity.json", identity)
-        return
+        return True
     if not resume:
         count = len(list(parts.glob("*.npz")))
         raise InputError(
@@ -143,6 +148,7 @@ def _claim(out: Path, identity: dict[str, Any], resume: bool) -> None:
         raise InputError(
             f"the unfinished evaluation in {parts} has {words}; give the same, choose another --out, or delete it"
         )
+    return False
 
 
 def _spelled(key: str, value: Any) -> str:
