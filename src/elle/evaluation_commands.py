@@ -97,6 +97,8 @@ def evaluate(
         print_json(record)
         return
     print_accuracies(record["attacks"])
+    for words in dict.fromkeys(words for one in record["attacks"].values() for words in one.get("adaptations", [])):
+        print(f"note: {words}")
     for one in record["checks"]:
         if one["passed"] is False:
             print(f"check {one['check']}: {one['words']}")

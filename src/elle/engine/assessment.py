@@ -204,10 +204,11 @@ def _run(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(len(devices), mp_context=context) as pool:
         try:
-            running = {
-                pool.submit(_share, job, parts, name, list(chunks[k :: len(devices)]), os.getpid())
-                for k, name in enumerate(devices)
-            }
+            with _born_deaf():
+                running = {
+                    pool.submit(_share, job, parts, name, list(chunks[k :: len(devices)]), os.getpid())
+                    for k, name in enumerate(devices)
+                }
             while running:
                 ready, running = wait(running, timeout=1, return_when=FIRST_EXCEPTION)
                 done()
@@ -223,9 +224,21 @@ def _run(
             raise
 
 
+@contextlib.contextmanager
+def _born_deaf() -> Iterator[None]:
+    """Processes started here ignore Ctrl-C, which reaches a whole group of them: the parent decides."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _share(job: Job, parts: Path, device: str, chunks: list[int], parent: int) -> None:
     """What one worker process does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     subject = load_subject(job.source, pick_device(device))
 
     def orphaned() -> None:
@@ -236,8 +249,6 @@ def _share(job: Job, parts: Path, device: str, chunks: list[int], parent: int) -
 
 
 def _worker(job: Job, subject: Subject, device: torch.device) -> Worker:
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     attacks = parse_attacks(job.attack, job.settings.norm)
     x, y = subject.test.x[: job.count], subject.test.y[: job.count]
     return Worker(subject.model, x, y, attacks, job.settings, device, probe=True, keep=job.keep)

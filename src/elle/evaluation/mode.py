@@ -41,6 +41,11 @@ def exact_float32(device: torch.device) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = kept
 
 
+def current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """The device whose streams a CUDA graph is captured on."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
 def is_wrong(logits: Tensor, y: Tensor) -> Tensor:
     """Which predictions [B] are not the label."""
     # argmax takes NaN for the largest: a network that diverged would pass for one that always answers class 0.

@@ -21,7 +21,7 @@ from elle.evaluation.autoattack import ORDER, search
 from elle.evaluation.autoattack.norms import length
 from elle.evaluation.autoattack.objectives import cross_entropy
 from elle.evaluation.autoattack.oracle import Oracle, Precision
-from elle.evaluation.mode import evaluation_mode, exact_float32, is_wrong
+from elle.evaluation.mode import current, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack, Norm
 
 Bools = npt.NDArray[np.bool_]
@@ -130,7 +130,7 @@ class Worker:
             x, y = self._points(chunk)
             for unit in units:
                 if held[unit] is None:
-                    with exact_float32(self.device):
+                    with exact_float32(self.device), current(self.device):
                         outcome = self._outcome(unit, x, y, store)
                     store.save(unit, outcome)
                     done()
