@@ -21,7 +21,7 @@ def changed(x: torch.Tensor, x_adv: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", ORDER)
 def test_what_comes_back_is_broken_inside_ball_and_box_or_untouched(digits_net, name, norm):
     model, x, y = digits_net
-    budget = Budget(steps=20, queries=60, targets=2)
+    budget = Budget(steps=20, queries=100, targets=2)
     x_adv = search(name, model, x, y, EPS[norm], norm=norm, classes=10, seed=0, budget=budget)
     with torch.no_grad():
         broken = model(x_adv).argmax(1) != y
