@@ -14,6 +14,8 @@ from elle.evaluation.autoattack.oracle import Oracle
 from elle.evaluation.autoattack.slots import Slots, blank
 
 _OVERSHOOT, _BACK, _MOST_TO_X = 1.05, 0.9, 0.1
+_BEYOND = 0.5
+"""Of what rounding may hide; nothing in float32."""
 
 
 @dataclass
@@ -41,10 +43,13 @@ class FAB:
     def step(self, slots: FABSlots) -> None:
         """Move to the linearised boundary; from beyond the true one, come back a tenth of the way to x."""
         answer = self.oracle.ascend(slots.x_adv, lambda logits: difference(logits, slots.y, slots.target))
-        slots.x_adv.copy_(self._moved(slots, answer.value, answer.gradient))
+        # Rounding hides a boundary that is too near: the search would stand still before it. Aim a little beyond.
+        aim = answer.value - _BEYOND * self.oracle.doubt(answer.logits)
+        slots.x_adv.copy_(self._moved(slots, aim, answer.gradient))
         logits = self.oracle.logits(slots.x_adv)
-        slots.note(logits, length(slots.x_adv - slots.x, self.norm) <= self.eps)
-        success = per_image(violation(logits, slots.y) > 0, slots.x)
+        excess = violation(logits, slots.y)
+        slots.note(excess, self.oracle.doubt(logits), length(slots.x_adv - slots.x, self.norm) <= self.eps)
+        success = per_image(excess > 0, slots.x)
         back = slots.x + _BACK * (slots.x_adv - slots.x)
         slots.x_adv.copy_(torch.where(success, back, slots.x_adv))
         slots.left.sub_(1).clamp_(min=0)

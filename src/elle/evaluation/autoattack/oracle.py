@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+_ROUNDING = {"fp32": 0.0, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7}
+"""Relative distance of neighbouring numbers; 0 for float32, whose word is taken."""
 _AUTOCAST: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 # Logits' derivatives are sent back with this as their largest entry: well inside half precision on both sides.
@@ -60,6 +62,10 @@ class Oracle:
             (gradient,) = torch.autograd.grad(outputs, x, (slope * _SCALE).to(outputs.dtype))
         gradient = gradient.float().contiguous().nan_to_num(nan=0.0) / _SCALE
         return Answer(logits.detach(), value.detach(), gradient)
+
+    def doubt(self, logits: Tensor) -> Tensor:
+        """How far logits may be off by rounding [B]: a success that near the boundary must be looked at exactly."""
+        return 2 * _ROUNDING[self.precision] * logits.abs().amax(1)
 
     def exact(self, x: Tensor, chunk: int = 512) -> Tensor:
         """Logits in float32 proper [N, K]."""

@@ -70,9 +70,7 @@ def _original(
             "engine=reference needs the package pyautoattack; install it with `pip install 'elle-at[autoattack]'`"
         ) from None
     if name == "apgd-t" and classes < _FEWEST_CLASSES:
-        raise InputError(
-            f"the original apgd-t needs {_FEWEST_CLASSES} classes and there are {classes}; use engine=fast"
-        )
+        raise InputError(f"the original apgd-t needs {_FEWEST_CLASSES} classes, here are {classes}; use engine=fast")
     # Its warnings go to the caller's logging if there is any, not to a user's terminal.
     logging.getLogger("auto-attack").addHandler(logging.NullHandler())
     attack = AutoAttack(model, norm=_NORMS[norm], eps=eps, seed=seed, device=device, version="standard")

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from elle.evaluation.autoattack.norms import Norm, per_image, settled
-from elle.evaluation.autoattack.objectives import violation
 from elle.evaluation.autoattack.oracle import Oracle
 
 _GRAPH_SHRINKS_BY = 4
@@ -32,7 +31,7 @@ class Slots:
     """At least so many questions remain [S]; 0 when the item is through."""
     x_found: Tensor
     excess: Tensor
-    """How far beyond the boundary the search saw x_found [S]; -inf where nothing was found."""
+    """How far beyond the boundary the search saw x_found [S], in doubt below 0; -inf where nothing was found."""
 
     def rows(self, index: Tensor) -> Self:
         return type(self)(**{field: value[index] for field, value in self._fields()})
@@ -41,16 +40,15 @@ class Slots:
         for field, value in self._fields():
             value[index] = getattr(rows, field)
 
-    def note(self, logits: Tensor, allowed: Tensor) -> None:
-        """Remember x_adv where it is misclassified, allowed, and further beyond the boundary than what was found."""
-        excess = violation(logits, self.y)
-        better = allowed & (excess >= 0) & (excess > self.excess)
+    def note(self, excess: Tensor, doubt: Tensor, allowed: Tensor) -> None:
+        """Remember x_adv where it is allowed, misclassified as far as can be seen, and further beyond than x_found."""
+        better = allowed & (excess >= -doubt) & (excess > self.excess)
         self.x_found.copy_(torch.where(per_image(better, self.x), self.x_adv, self.x_found))
         self.excess.copy_(torch.where(better, excess, self.excess))
 
     def note_last(self, x_best: Tensor) -> None:
         """Have the best point of a finished item looked at exactly, even if the search's precision saw no success."""
-        last = (self.left <= 0) & (self.excess < 0)
+        last = (self.left <= 0) & (self.excess == float("-inf"))
         self.x_found.copy_(torch.where(per_image(last, self.x), x_best, self.x_found))
         self.excess.masked_fill_(last, 0.0)
 
@@ -103,7 +101,7 @@ def broken_points(
         for _ in range(questions):
             step()
         left, excess = torch.stack((rows.left.double(), rows.excess.double())).cpu().numpy()  # waits for the device
-        seen = np.flatnonzero(busy & (excess >= 0) & ~broken[points])
+        seen = np.flatnonzero(busy & (excess > float("-inf")) & ~broken[points])
         if len(seen):
             slot = torch.from_numpy(seen).to(x.device)
             found = settled(rows.x_found[slot], rows.x[slot], eps, norm)

@@ -61,8 +61,8 @@ class Square:
 
     def step(self, slots: SquareSlots) -> None:
         logits = self.oracle.logits(slots.x_adv)
-        slots.note(logits, torch.ones_like(slots.y, dtype=torch.bool))
         value = violation(logits, slots.y)
+        slots.note(value, self.oracle.doubt(logits), torch.ones_like(slots.y, dtype=torch.bool))
         better = value > slots.value_best
         slots.x_best.copy_(torch.where(per_image(better, slots.x), slots.x_adv, slots.x_best))
         slots.value_best.copy_(torch.where(better, value, slots.value_best))
