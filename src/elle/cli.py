@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from elle import evaluation_commands
+from elle import cli_evaluation
+from elle.cli_data import app as data_app
+from elle.cli_data import list_datasets
 from elle.config import KEYS, check_radius, load_config, parse_radius, parse_words
 from elle.errors import InputError, WorkError
-from elle.printing import print_accuracies, print_json, print_table
+from elle.printing import print_accuracies, print_json, print_rows, print_table
 from elle.version import __version__
 
 app = typer.Typer(
@@ -22,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(data_app)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory written by `elle train`.")]
 Root = Annotated[str | None, typer.Option(help="The data folder; otherwise the run's own.")]
@@ -123,9 +126,9 @@ def train(
         print(f"everything is in {run_directory(settings.resolved())}")
 
 
-app.command()(evaluation_commands.evaluate)
-app.command()(evaluation_commands.compare)
-app.command()(evaluation_commands.show)
+app.command()(cli_evaluation.evaluate)
+app.command()(cli_evaluation.compare)
+app.command()(cli_evaluation.show)
 
 
 @app.command()
@@ -191,25 +194,53 @@ def methods(as_json: AsJson = False) -> None:
             "weight_gradients": row.cost.weight_gradients,
             "cost": row.cost.total,
             "double_backpropagation": row.double_backpropagation,
+            "needs": row.needs,
+            "collapse": row.collapse,
         }
         for row in METHODS.values()
     ]
-    _print_rows(rows, as_json)
+    if as_json:
+        print_json(rows)
+        return
+    columns = ["name", "paper", "passes", "double backpropagation", "needs", "collapse, as the paper reports it"]
+    passes = ("forwards", "input_gradients", "weight_gradients")
+    table = [
+        [
+            str(row["name"]),
+            str(row["paper"]),
+            "+".join(str(row[kind]) for kind in passes) + f" = {row['cost']}",
+            "yes" if row["double_backpropagation"] else "",
+            str(row["needs"]).replace("double backpropagation", ""),
+            str(row["collapse"]),
+        ]
+        for row in rows
+    ]
+    print_table(columns, table)
+    print("passes for each image and step: forwards + input gradients + weight gradients")
 
 
 @app.command()
 def models(as_json: AsJson = False) -> None:
-    """List the networks; your own is model=module:function, called as function(num_classes=K).
+    """List the networks with parameters and GFLOP a forward of one image (a multiply-add is two operations).
+
+    Others are model=timm:NAME, model=torchvision:NAME, and your own module:function, called with num_classes=K.
 
     Example: elle models
     """
     from elle.models.registry import MODELS
 
-    rows = []
-    for row in MODELS.values():
-        parameters = sum(p.numel() for p in row.build((3, 32, 32), 10).parameters())
-        rows.append({"name": row.name, "parameters": parameters, "description": row.description})
-    _print_rows(rows, as_json)
+    rows = [
+        {
+            "name": row.name,
+            "parameters": row.parameters,
+            "gflop": row.gflop,
+            "image": "x".join(map(str, row.shape)),
+            "classes": row.classes,
+            "description": row.description,
+        }
+        for row in MODELS.values()
+    ]
+    print_rows(rows, as_json)
 
 
 @app.command()
@@ -218,14 +249,7 @@ def datasets(as_json: AsJson = False) -> None:
 
     Example: elle datasets
     """
-    from elle.config import format_radius
-    from elle.data.registry import DATASETS
-
-    rows = []
-    for row in DATASETS.values():
-        brought = dict(row.defaults) | {"eps": format_radius(row.defaults["eps"])}
-        rows.append({"name": row.name, **brought, "description": row.description})
-    _print_rows(rows, as_json)
+    list_datasets(as_json)
 
 
 @app.command()
@@ -241,10 +265,3 @@ def doctor(as_json: AsJson = False) -> None:
         print_json(rows)
     else:
         print_table(["", "found", "what to do"], [[row["what"], row["found"], row["advice"]] for row in rows])
-
-
-def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from elle.data.registry import find_dataset
 from elle.errors import InputError, nearest
+from elle.published import penalty_weight
 
 
 def parse_radius(value: Any) -> float:
@@ -58,7 +59,13 @@ class Config(BaseModel):
     )
     data: str = Field("digits", description="a row of `elle datasets`")
     root: str | None = Field(None, description="the data folder; otherwise $ELLE_DATA, then ./data")
-    model: str | None = Field(None, description="a row of `elle models`, or module:function of your own")
+    model: str | None = Field(
+        None, description="a row of `elle models`, timm:NAME, torchvision:NAME, or module:function of your own"
+    )
+    activation: Literal["relu", "silu", "softplus", "gelu"] = Field("relu", description="of the rows of `elle models`")
+    normalise: Literal["none", "dataset"] = Field(
+        "none", description="dataset: a first layer takes off the training set's mean and divides by its std"
+    )
     eps: Radius | None = Field(None, description="the radius, as a fraction: 8/255")
     norm: Literal["linf", "l2"] = Field("linf", description="the ball's norm")
     weight: float | None = Field(None, ge=0, description="lambda of ELLE, lambda_max of ELLE-A")
@@ -79,8 +86,16 @@ class Config(BaseModel):
     validation: int | None = Field(
         None, ge=0, description="training images held out to track; 0: track on the test set"
     )
-    track: str = Field("clean,pgd-10", description="attacks evaluated while training")
+    track: str = Field("clean,pgd-10", description="attacks, and metrics of `elle metrics`, evaluated while training")
     eval_every: int = Field(1, ge=0, description="epochs between those evaluations; 0 for none")
+    probe_every: int | None = Field(
+        None,
+        ge=0,
+        description="steps between looks for a collapse; 0: none; left out: two an epoch for one-step attacks",
+    )
+    on_collapse: Literal["warn", "stop", "rollback"] = Field(
+        "warn", description="rollback: back to the last healthy state, with ELLE-A on or twice its weight"
+    )
     final: str = Field("clean,fgsm,pgd-20", description="attacks evaluated on the whole test set at the end")
     seed: int = Field(0, ge=0, lt=2**63, description="of weights, data order, and every random draw")
     out: str | None = Field(None, description="the run directory; otherwise runs/ and a name made of the settings")
@@ -106,12 +121,14 @@ class Config(BaseModel):
         if self.weight is None and penalty in dataset.weights:
             weight = dataset.weights[penalty]
             eps: float = open_keys["eps"] if self.eps is None else self.eps
-            open_keys["weight"] = weight(eps, self.schedule) if callable(weight) else weight
+            own = penalty_weight(self.method, self.data, eps, self.model or dataset.defaults["model"])
+            open_keys["weight"] = own or (weight(eps, self.schedule) if callable(weight) else weight)
         return parse_config(self.model_dump() | open_keys)
 
     def differences(self, other: Config) -> list[str]:
         """The keys on which two configurations train different models."""
         free = {"root", "out", "device", "compile", "eval_every", "track", "final", "max_steps"}
+        free |= {"probe_every", "on_collapse"}
         mine, theirs = self.model_dump(), other.model_dump()
         return [key for key in mine if key not in free and mine[key] != theirs[key]]
 

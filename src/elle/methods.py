@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,16 @@ from elle.core.linearity import (
 from elle.core.losses import CrossEntropy, Penalised, Trades, VertexMix
 from elle.core.subspace import Subspace
 from elle.errors import InputError, nearest
+from elle.published import (
+    Published,
+    cure_weight,
+    fast_bat_rate,
+    gradalign_weight,
+    llr_weight,
+    n_fgsm_noise,
+    zerograd_share,
+)
 
-Published = Callable[[str, float, str], dict[str, dict[str, Any]]]
-"""(dataset, eps, network) -> the fields of a row's parts that its authors chose there"""
 Loss = CrossEntropy | Penalised | Trades | VertexMix | Guided | LatentStep | Bilevel | WorstGap
 _OWN_POINTS = (Guided, LatentStep, Bilevel)
 _CROSS_ENTROPY = CrossEntropy()
@@ -84,6 +91,11 @@ class Method:
         return self.attack is not None or isinstance(self.loss, _OWN_POINTS)
 
     @property
+    def few_steps(self) -> bool:
+        """Whether its points cost one gradient or two, so that a network can learn to fool them: it may collapse."""
+        return self.adversarial and not (isinstance(self.attack, SignStep) and self.attack.steps > 2)
+
+    @property
     def double_backpropagation(self) -> bool:
         """Whether it differentiates a gradient: slower than its cost says."""
         return isinstance(self.loss, (Penalised, Bilevel, WorstGap))
@@ -128,40 +140,6 @@ _WITH_PENALTY = {
 """What the paper reports of a method with the penalty."""
 
 
-def _n_fgsm_noise(data: str, eps: float, model: str) -> dict[str, dict[str, Any]]:
-    """The authors' k = 2, and their two exceptions."""
-    levels = round(255 * eps, 3)
-    exception = {("svhn", 12.0): 3, ("cifar10", 16.0): 4 if model.startswith("wide") else 2}
-    return {"attack": {"noise": exception.get((data, levels), 2)}}
-
-
-def _gradalign_weight(data: str, eps: float, model: str) -> dict[str, dict[str, Any]]:
-    """The authors' fits (levels = 255 eps): 0.2 at 8 and 2 from 16 on for CIFAR-10, 2.5 at 8 for SVHN."""
-    levels = min(255 * eps, 16)
-    if data == "svhn":
-        return {"loss": {"weight": 6.25 / 4 * 1.6 ** (levels / 8)}}
-    return {"loss": {"weight": 0.02 * 10 ** (levels / 8)}}
-
-
-def _llr_weight(data: str, eps: float, model: str) -> dict[str, dict[str, Any]]:
-    table = {8: 200, 12: 500, 14: 1_000, 16: 500, 18: 1_000, 20: 500, 22: 2_000, 24: 5_000}
-    levels = round(255 * eps, 3)
-    return {"loss": {"weight": next((weight for upto, weight in table.items() if levels <= upto), 2_000)}}
-
-
-def _cure_weight(data: str, eps: float, model: str) -> dict[str, dict[str, Any]]:
-    """The paper's 1,000 (eps 8) and 50,000 (16), which multiply gradients of a mean over 128 images, squared."""
-    return {"loss": {"weight": (1_000 if eps < 12 / 255 else 50_000) / 128**2}}
-
-
-def _zerograd_share(data: str, eps: float, model: str) -> dict[str, dict[str, Any]]:
-    return {"attack": {"zero": {"cifar100": 0.45, "svhn": 0.7}.get(data, 0.35)}}
-
-
-def _fast_bat_rate(data: str, eps: float, model: str) -> dict[str, dict[str, Any]]:
-    return {"loss": {"rate": (5000 if eps < 8.5 / 255 else 2000) / 255}}
-
-
 _TRIPLET_COST = Cost(3, 3, 3)
 _STANDARD = Method("standard", "-", None, Cost(1, 1, 1), collapse="no attack to overfit")
 _FGSM = Method("fgsm", "1412.6572", SignStep(), Cost(2, 2, 1), collapse="yes, from eps 8/255 on CIFAR-10")
@@ -170,7 +148,7 @@ _N_FGSM = Method(
     "2202.01181",
     SignStep(noise=2, project=False),
     Cost(2, 2, 1),
-    published=_n_fgsm_noise,
+    published=n_fgsm_noise,
     collapse="for eps above 18/255 (CIFAR-100) or long schedules",
 )
 _TRADES = SignStep(noise=0.001, start="normal", objective="kl", eval_mode=True, clip=True)
@@ -188,7 +166,7 @@ _ROWS = [
         "2103.15476",
         SignStep(alpha=2, noise=1, clip=True, zero=0.35),
         Cost(2, 2, 1),
-        published=_zerograd_share,
+        published=zerograd_share,
         collapse="no, but weak for larger eps",
     ),
     Method("multigrad", "2103.15476", SignStep(alpha=2, noise=1, clip=True, agree=3), Cost(4, 4, 1)),
@@ -200,7 +178,7 @@ _ROWS = [
         SignStep(clip=True),
         Cost(4, 5, 2),
         Penalised(gradient_misalignment, 0.2),
-        published=_gradalign_weight,
+        published=gradalign_weight,
         needs=_DOUBLE,
         collapse="no, but weak above eps 16/255",
     ),
@@ -210,7 +188,7 @@ _ROWS = [
         SignStep(),
         Cost(4, 5, 2),
         Penalised(gradient_difference, 1_000 / 128**2),
-        published=_cure_weight,
+        published=cure_weight,
         needs=_DOUBLE,
         collapse="no",
     ),
@@ -220,7 +198,7 @@ _ROWS = [
         SignStep(),
         Cost(5, 6, 4),
         Penalised(taylor_gap, 200),
-        published=_llr_weight,
+        published=llr_weight,
         needs=_DOUBLE,
         collapse="for small weights and large eps",
     ),
@@ -244,7 +222,7 @@ _ROWS = [
     ),
     Method(
         "slat",
-        "2110.14127",
+        "2104.01575",
         None,
         Cost(2, 2, 1),
         LatentStep(),
@@ -257,7 +235,7 @@ _ROWS = [
         None,
         Cost(3, 5, 2),
         Bilevel(input_gradient),
-        published=_fast_bat_rate,
+        published=fast_bat_rate,
         needs=_DOUBLE,
         collapse="for long schedules (CIFAR-10)",
     ),
@@ -341,9 +319,13 @@ def configured(
         layers.append({"weight": {"value": weight}})
     ball: dict[str, Any] = ({"norm": norm} if norm != "linf" else {}) | ({"clip": True} if clip else {})
     layers.append({slot: ball for slot in ("attack", "regulariser") if ball and getattr(method, slot) is not None})
+    if norm != "linf" and isinstance(method.loss, Penalised):
+        layers.append({"loss": {"norm": norm}})
     for layer in [*layers, options or {}]:
         for slot, fields in layer.items():
             method = _with_fields(method, slot, fields)
+    if isinstance(method.loss, (*_OWN_POINTS, VertexMix)) and getattr(method.regulariser, "form", "") == "2p":
+        raise InputError(f"method.regulariser.form=2p needs the attack's points, where {name} does not train")
     return method
 
 
@@ -353,6 +335,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "int | None": (int,),
     "bool": (bool,),
     "Norm": (str,),
+    "str": (str,),
 }
 """What a field may hold, by its annotation."""
 

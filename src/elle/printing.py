@@ -1,4 +1,4 @@
-"""What commands print: JSON for programs, tables for people."""
+"""How the command prints: JSON for programs, tables for people."""
 
 from __future__ import annotations
 
@@ -8,10 +8,20 @@ from typing import Any
 
 
 def print_json(value: Any) -> None:
+    """One JSON document."""
     print(json.dumps(value, indent=2))
 
 
+def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Records with the same keys, as JSON or as a table."""
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
+
+
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
+    """A table as wide as the terminal, or wide enough for whole lines where there is none."""
     from rich.console import Console
     from rich.table import Table
 
@@ -22,6 +32,7 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
 
 
 def print_accuracies(result: dict[str, dict[str, Any]]) -> None:
+    """A line for each attack of a result."""
     rows = []
     for name, one in result.items():
         low, high = one["interval"]

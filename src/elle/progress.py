@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 if TYPE_CHECKING:
     from elle.config import Config
     from elle.engine.loop import Watcher
+    from elle.engine.monitor import Verdict
 
 
 class TrainingProgress:
@@ -48,7 +49,7 @@ class TrainingProgress:
     def watcher(self) -> Watcher:
         from elle.engine.loop import Watcher
 
-        return Watcher(self._started, self._stepped, self._recorded, self._said)
+        return Watcher(self._started, self._stepped, self._recorded, self._said, self._judged)
 
     def _started(self, config: Config, steps: int, done: int) -> None:
         self.steps, self.done_before, self.epochs, self.started = steps, done, config.epochs, time.monotonic()
@@ -68,6 +69,10 @@ class TrainingProgress:
         share = (record["step"] - self.done_before) / max(1, self.steps - self.done_before)
         left = (time.monotonic() - self.started) * (1 - share) / max(share, 1e-9)
         self._said(f"{describe_record(record, self.epochs)}  left {left:.0f} s")
+
+    def _judged(self, verdict: Verdict) -> None:
+        healthy = verdict.kind == "recovery"
+        self.bar.update(self.task, description="training" if healthy else f"{verdict.kind}, step {verdict.since}")
 
     def _said(self, text: str) -> None:
         self.console.print(text, markup=False)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from elle.core.attacks import SignStep, fgsm, n_fgsm, pgd
+from elle.core.attacks import Replay, SignStep, fgsm, n_fgsm, pgd
 from elle.core.linearity import input_gradient
 from tests.networks import Affine, conv_net, images, smooth_net, trained
 
@@ -287,3 +287,69 @@ def test_the_kl_objective_moves_the_prediction_and_ignores_the_labels():
     small = net(x + 0.2 * torch.randn_like(x).sign()).log_softmax(1)
     divergence = (before.exp() * (before - after)).sum(1).mean()
     assert divergence > (before.exp() * (before - small)).sum(1).mean()
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_frank_wolfe_stays_in_the_ball_without_projection(model, data, norm, steps):
+    x, y = data
+    x_adv = SignStep(steps=steps, frank_wolfe=True, project=False, norm=norm)(model.eval(), x, y, EPS)
+    assert length(x_adv - x, norm).max() <= EPS * (1 + 1e-5)
+    if steps == 1:
+        torch.testing.assert_close(x_adv, fgsm(model, x, y, EPS, norm=norm))
+    else:
+        assert length(x_adv - fgsm(model, x, y, EPS, norm=norm), norm).max() > 0.1 * EPS
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_frank_wolfe_stays_at_the_optimum_of_a_linear_model(norm):
+    model, x, y = linear_case()
+    x_adv = SignStep(steps=4, frank_wolfe=True, project=False, norm=norm)(model, x, y, EPS)
+    torch.testing.assert_close(x_adv, fgsm(model, x, y, EPS, norm=norm))
+
+
+def test_frank_wolfe_goes_two_of_t_and_two_of_the_way_to_each_vertex():
+    signs = iter([1, -1, 1, 1])
+
+    def turning(x):
+        """A linear model whose slope turns at each call: the vertices are +eps, -eps, +eps, +eps."""
+        logit = next(signs) * x.sum(1)
+        return torch.stack([-logit, logit], 1)
+
+    x, y = torch.full((3, 5), 0.5), torch.zeros(3, dtype=torch.int64)
+    x_adv = SignStep(steps=4, frank_wolfe=True, project=False)(turning, x, y, EPS)
+    place = 1.0
+    for t, vertex in ((1, -1), (2, 1), (3, 1)):
+        place += 2 / (t + 2) * (vertex - place)
+    torch.testing.assert_close(x_adv, x + place * EPS)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_a_replayed_perturbation_moves_up_the_gradient_and_stays_in_the_ball(model, data, norm):
+    x, y = data
+    replay, delta, model = Replay(norm=norm), torch.zeros_like(x), model.eval()
+    for step in range(4):
+        x_adv = replay.points(x, delta)
+        assert x_adv.is_leaf
+        assert x_adv.min() >= 0
+        assert x_adv.max() <= 1
+        F.cross_entropy(model(x_adv), y).backward()
+        delta = replay.moved(delta, x_adv.grad, EPS)
+        assert length(delta, norm).max() <= EPS * (1 + 1e-5)
+        if step == 0:
+            torch.testing.assert_close(x + delta, fgsm(model, x, y, EPS, norm=norm))
+
+
+def test_a_replayed_perturbation_survives_a_gradient_that_is_not_finite():
+    x = torch.full((3, 5), 0.5)
+    gradient = torch.ones_like(x)
+    gradient[0], gradient[1, 0] = math.nan, math.inf
+    delta = Replay().moved(torch.zeros_like(x), gradient, EPS)
+    assert delta.isfinite().all()
+    torch.testing.assert_close(delta[2], torch.full((5,), EPS))
+
+
+@pytest.mark.parametrize("arguments", [{"replays": 0}, {"norm": "l1"}], ids=str)
+def test_a_bad_setting_of_replays_is_refused_by_name(arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        Replay(**arguments)

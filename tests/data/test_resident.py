@@ -48,6 +48,31 @@ def test_each_image_is_a_crop_or_flip_of_its_original_and_all_occur(crop, flip):
     assert len(set.union(*seen.values())) == count
 
 
+@pytest.mark.parametrize(("crop", "flip"), [(2, True), (2, False), (0, True)])
+def test_the_draws_are_flip_then_top_then_left(crop, flip):
+    """A seed's batches are part of its result: what is drawn, in which order, must not change."""
+    data = fake_split(40)
+    resident = Resident(data, CPU, crop, flip)
+    index = torch.arange(40).flip(0)
+    torch.manual_seed(3)
+    x, _ = resident.batch(index)
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    flips = torch.randint(2, (40,), dtype=torch.bool).tolist() if flip else [False] * 40
+    tops, lefts = (torch.randint(2 * crop + 1, (40,)).tolist() if crop else [0] * 40 for _ in range(2))
+    padded = np.pad(data.x, ((0, 0), (0, 0), (crop, crop), (crop, crop)))
+    for image, source, mirrored, top, left in zip(x, index, flips, tops, lefts, strict=True):
+        window = padded[source, :, top : top + 6, left : left + 5].astype(np.float32) / 255
+        np.testing.assert_array_equal(image.numpy(), window[:, :, ::-1] if mirrored else window)
+    assert torch.equal(after, torch.rand(1))
+
+
+def test_the_crops_are_a_view_that_takes_no_memory():
+    resident = Resident(fake_split(3), CPU, crop=2)
+    assert resident._crops.shape == (3, 5, 5, 3, 6, 5)
+    assert resident._crops.untyped_storage().data_ptr() == resident.x.untyped_storage().data_ptr()
+
+
 def test_images_of_one_batch_are_augmented_independently():
     resident = Resident(fake_split(1), CPU, crop=2, flip=True)
     x, _ = resident.batch(torch.zeros(64, dtype=torch.int64))
@@ -177,3 +202,14 @@ def test_batches_are_captured_in_a_cuda_graph_and_differ_at_each_replay():
     tables = [variants(image, 2, True) for image in data.x]
     for image, source in zip((x * 255).round().to(torch.uint8).cpu().numpy(), index.tolist(), strict=True):
         assert image.tobytes() in tables[source]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("crop", "flip"), [(2, True), (2, False), (0, True), (0, False)])
+def test_batches_on_a_gpu_have_their_channels_last_and_the_values_of_a_division(crop, flip):
+    data = fake_split(256)
+    data.x[:] = np.arange(256, dtype=np.uint8)[:, None, None, None]
+    x, _ = Resident(data, "cuda", crop, flip).batch(torch.arange(256, device="cuda"))
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    levels = torch.arange(256, dtype=torch.uint8, device="cuda").to(torch.float32) / 255
+    assert torch.equal(x.amax((1, 2, 3)), levels)

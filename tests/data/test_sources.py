@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elle.data.bundled import digits
+from elle.data.cifar import CIFAR10, cifar10
 from elle.data.registry import DATASETS, find_dataset, load_dataset
-from elle.data.sources import CIFAR10_CLASSES, cifar10, digits
 from elle.errors import InputError
 
 from .layouts import (
@@ -38,7 +39,7 @@ def assert_is_the_fake(data):
     np.testing.assert_array_equal(np.concatenate([data.train.x, data.test.x]), x)
     np.testing.assert_array_equal(np.concatenate([data.train.y, data.test.y]), y)
     assert (len(data.train), len(data.test)) == (5 * BATCH, BATCH)
-    assert data.classes == CIFAR10_CLASSES
+    assert data.classes == CIFAR10.classes
     for split in (data.train, data.test):
         assert (split.x.dtype, split.y.dtype) == (np.uint8, np.int64)
         assert split.x.flags.c_contiguous
@@ -85,7 +86,7 @@ def test_nothing_there_names_every_place(tmp_path, make):
     if make:
         root.mkdir()
     folders = [root / name for name in ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar10")]
-    fails(root, root, *folders, "no such folder", "unpack")
+    fails(root, root, *folders, "no such folder", "elle data get cifar10")
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ def test_a_run_directory_holds_what_the_contract_names(finished_run):
     assert names == {
         "config.toml",
         "metrics.jsonl",
+        "steps.jsonl",
+        "probes.jsonl",
         "events.jsonl",
         "checkpoints",
         "model.safetensors",
@@ -104,6 +106,14 @@ def test_a_record_is_written_for_every_epoch(settings, tmp_path, method, has_pen
     assert all(0 <= record["accuracy"] <= 1 and record["loss"] > 0 for record in records)
 
 
+def test_metrics_are_tracked_beside_attacks(settings, tmp_path):
+    train(settings("max_steps=1", "eval_every=1", "track=clean,misalignment,curvature"))
+    (record,) = lines(tmp_path / "run" / "metrics.jsonl")
+    assert 0 <= record["tracked_misalignment"] <= 2
+    assert record["tracked_curvature"] is not None
+    assert "clean" in record
+
+
 def test_a_tracked_number_that_is_not_finite_is_written_as_null(settings, tmp_path, monkeypatch):
     monkeypatch.setattr("elle.engine.loop.mean_error", lambda *_, **__: float("inf"))
     train(settings("max_steps=1", "eval_every=1"))
@@ -129,7 +139,8 @@ def test_a_collapse_is_an_event_once_and_part_of_the_result(settings, tmp_path, 
     monkeypatch.setattr("elle.engine.loop.collapse_epoch", lambda single, multi: 1 if len(multi) > 1 else None)
     said = []
     watcher = Watcher(said=said.append)
-    result = train(settings("epochs=3", "batch=400", "eval_every=1", "track=clean,pgd-2"), watcher=watcher)
+    words = ("epochs=3", "batch=400", "eval_every=1", "track=clean,pgd-2", "probe_every=0")
+    result = train(settings(*words), watcher=watcher)
     events = lines(tmp_path / "run" / "events.jsonl")
     assert [(event["event"], event.get("epoch")) for event in events] == [("collapse", 2), ("finish", None)]
     assert result["collapse_epoch"] == 2
@@ -149,7 +160,7 @@ def test_no_collapse_is_claimed_where_none_could_be_seen(settings, monkeypatch, 
 def test_a_diverged_run_is_failed_work_with_advice(settings, tmp_path, lr):
     with pytest.raises(WorkError, match="training diverged in epoch 1: .* lower lr"):
         train(settings(f"lr={lr}"))
-    assert [event["event"] for event in lines(tmp_path / "run" / "events.jsonl")] == ["diverged"]
+    assert [event["event"] for event in lines(tmp_path / "run" / "events.jsonl")] == ["divergence"]
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 

@@ -1,8 +1,11 @@
-"""Numbers in, verdict out: which traces are a collapse, and since when."""
+"""Numbers in, verdict out: which traces are a collapse, and since when; what else can be the matter."""
 
+import json
+
+import numpy as np
 import pytest
 
-from elle.engine.monitor import collapse_epoch
+from elle.engine.monitor import Monitor, collapse_epoch
 
 TRACES = {
     "a fall to 0 with a high single-step accuracy": ([0.3, 0.4, 0.5, 0.9, 0.95], [0.3, 0.35, 0.4, 0.05, 0.0], 3),
@@ -36,3 +39,141 @@ def test_a_collapse_is_seen_one_epoch_after_the_fall_and_dated_to_it():
 def test_traces_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match="shorter"):
         collapse_epoch([0.1, 0.2], [0.1])
+
+
+def reading(step, multi, single=None, error=1e-5, **other):
+    """A look at the probe; by default a healthy one, with the single-step accuracy a little above the multi-step."""
+    single = multi + 0.05 if single is None else single
+    usual = {"clean": single + 0.2, "chance": 0.1, "loss": 1.5, "accuracy": single, "rate": 0.1}
+    return {"step": step, "single": single, "multi": multi, "error": error} | usual | other
+
+
+def judged(readings, per_epoch=2):
+    """The verdicts of a trace of readings, a look every 10 steps."""
+    monitor = Monitor(per_epoch)
+    for k, one in enumerate(readings):
+        monitor.observe(one | {"step": 10 * (k + 1)})
+    return [(verdict.kind, verdict.step, verdict.since) for verdict in monitor.verdicts]
+
+
+def fallen(multi=0.01):
+    return reading(0, multi, single=0.9, error=3e-2)
+
+
+RISING = [reading(0, level) for level in (0.1, 0.2, 0.25, 0.3, 0.33, 0.36)]
+PROBED = {
+    "a fall to 0": ([*RISING, fallen(), fallen(), fallen()], [("collapse", 80, 70)]),
+    "a fall to 0 and back": (
+        [*RISING, *[fallen()] * 3, *RISING[3:]],
+        [("collapse", 80, 70), ("recovery", 110, 100)],
+    ),
+    "two falls": (
+        [*RISING, *[fallen()] * 2, *RISING[3:], *[fallen()] * 2],
+        [("collapse", 80, 70), ("recovery", 100, 90), ("collapse", 130, 120)],
+    ),
+    "a dip of half an epoch": ([*RISING, fallen(), *RISING[3:]], []),
+    "many dips": ([*RISING, *[fallen(), RISING[-1]] * 5], []),
+    "a fall at the third look": ([RISING[1], RISING[2], fallen(), fallen()], [("collapse", 40, 30)]),
+    "a fall by less than half": ([*RISING, *[reading(0, 0.19, single=0.9)] * 6], []),
+    "forgetting both": ([*RISING, *[reading(0, 0.1, single=0.12)] * 6], []),
+    "accuracy at chance": ([reading(0, level, error=1e-7) for level in (0.1, 0.14, 0.02, 0.01, 0.0, 0.03)], []),
+    "a high training accuracy alone": ([*RISING, *[reading(0, 0.36, accuracy=0.99)] * 6], []),
+    "a collapse that only the training attack hides": (
+        [*RISING, *[reading(0, 0.02, single=0.05, accuracy=0.9)] * 2],
+        [("collapse", 80, 70)],
+    ),
+    "E_lin alone": ([*RISING, *[reading(0, 0.36, error=1.0)] * 6], []),
+    "two looks": ([RISING[0], fallen()], []),
+    "one look": ([fallen()], []),
+    "a constant network": (
+        [reading(0, 0.1, single=0.1, error=0.0, clean=0.1)] * 7,
+        [("constant", 60, 10)],
+    ),
+    "a network that is constant for two epochs": (
+        [*[reading(0, 0.1, single=0.1, error=0.0, clean=0.1)] * 4, *RISING],
+        [],
+    ),
+    "a constant network that begins to learn": (
+        [*[reading(0, 0.1, single=0.1, error=0.0, clean=0.1)] * 6, *RISING[1:]],
+        [("constant", 60, 10), ("recovery", 70, 70)],
+    ),
+    "a look that is not finite": ([*RISING, *[reading(0, 0.0, error=None)] * 3], [("divergence", 70, 70)]),
+    "a slow decline after the rate has dropped": (
+        [*[reading(0, 0.45)] * 12, *[reading(0, 0.45 - k / 100, accuracy=0.55 + k / 50, rate=0.01) for k in range(9)]],
+        [("robust overfitting", 210, 60)],
+    ),
+    "a slow decline at the full rate": (
+        [*[reading(0, 0.45)] * 12, *[reading(0, 0.45 - k / 100, accuracy=0.55 + k / 50) for k in range(9)]],
+        [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("readings", "expected"), PROBED.values(), ids=PROBED)
+def test_a_monitor_says_of(readings, expected):
+    assert judged(readings) == expected
+
+
+@pytest.mark.parametrize("per_epoch", [1, 2, 3, 8])
+def test_a_collapse_is_reported_when_it_has_lasted_an_epoch(per_epoch):
+    looks = max(2, per_epoch)
+    readings = [*RISING, *[fallen()] * (looks - 1)]
+    assert judged(readings, per_epoch) == []
+    assert judged([*readings, fallen()], per_epoch) == [("collapse", 10 * (6 + looks), 70)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("best", [0.25, 0.5])
+def test_noise_on_128_images_neither_hides_a_collapse_nor_makes_one(best, seed):
+    draw = np.random.default_rng(seed)
+
+    def noisy(level):
+        return float(draw.binomial(128, level)) / 128
+
+    rising = [noisy(best * min(1, 0.2 + k / 10)) for k in range(100)]
+    healthy = [reading(0, level, error=10 ** draw.normal(-5, 0.3)) for level in rising]
+    assert judged(healthy) == []
+    after = [reading(0, noisy(0.02), single=noisy(0.85), error=10 ** draw.normal(-2, 0.5)) for _ in range(10)]
+    assert judged(healthy[:30] + after) == [("collapse", 320, 310)]
+
+
+def test_a_verdict_tells_its_reasons_in_numbers():
+    monitor = Monitor()
+    for k, one in enumerate([*RISING, fallen(), fallen()]):
+        monitor.observe(one | {"step": k})
+    verdict = monitor.verdicts[0]
+    assert verdict.confidence == "high"
+    for part in ("collapse at step 7", "from 36.0% to 1.0%", "90.0%", "3.0e-02, 3e+03 times its usual 1.0e-05"):
+        assert part in str(verdict)
+
+
+def test_a_collapse_without_a_jump_of_the_error_is_told_with_less_confidence():
+    monitor = Monitor()
+    for one in [*RISING, *[reading(0, 0.01, single=0.9)] * 2]:
+        monitor.observe(one)
+    assert [verdict.confidence for verdict in monitor.verdicts] == ["medium"]
+
+
+@pytest.mark.parametrize("name", PROBED)
+@pytest.mark.parametrize("cut", [1, 7])
+def test_a_monitor_restored_from_json_goes_on_as_if_nothing_had_happened(name, cut):
+    whole, first = Monitor(), Monitor()
+    readings = [one | {"step": k} for k, one in enumerate(PROBED[name][0])]
+    for one in readings:
+        whole.observe(one)
+    for one in readings[:cut]:
+        first.observe(one)
+    second = Monitor()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for one in readings[cut:]:
+        second.observe(one)
+    assert second.state_dict() == whole.state_dict()
+
+
+def test_what_a_rollback_has_undone_is_forgotten_but_not_the_verdict():
+    monitor = Monitor()
+    for k, one in enumerate([*RISING, fallen(), fallen()]):
+        monitor.observe(one | {"step": k})
+    assert [one["step"] for one in monitor.forget(5)] == [6, 7]
+    assert (len(monitor.readings), monitor.condition, len(monitor.verdicts)) == (6, None, 1)
+    assert monitor.healthy

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import elle
+from elle.data.registry import load_dataset
 from elle.engine import checkpoint
 from elle.engine.loop import Run, Watcher, train
 from elle.engine.trained import load, load_run
@@ -31,6 +32,39 @@ def test_a_run_read_back_gives_the_logits_it_ended_with(settings, tmp_path):
         assert torch.equal(trained.model(x), expected)
         assert torch.equal(load(str(run.directory))(x), expected)
         assert torch.equal(elle.load(run.directory)(x), expected)
+
+
+def test_a_run_read_back_has_its_activation_and_its_normalisation(settings, tmp_path):
+    train(settings("activation=silu", "normalise=dataset"))
+    model = load(tmp_path / "run")
+    train_x = load_dataset("digits").train.x / 255
+    assert model.normalise.mean.item() == pytest.approx(train_x.mean())
+    assert model.normalise.std.item() == pytest.approx(train_x.std())
+    assert isinstance(model.network.features[2], torch.nn.SiLU)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    x, y = load_run(tmp_path / "run").test_images()
+    assert elle.evaluate(model, x, y, "clean")["clean"]["correct"] == result["test"]["clean"]["correct"]
+
+
+def test_a_run_of_before_these_settings_is_read_back(run_copy):
+    path = run_copy / "model.safetensors"
+    tensors, header = checkpoint.read_tensors(path)
+    former = {key: value for key, value in header.items() if key not in ("activation", "normalise")}
+    assert former.keys() == header.keys() - {"activation", "normalise"} != header.keys()
+    checkpoint.write_tensors(path, tensors, former)
+    lines = (run_copy / "config.toml").read_text().splitlines()
+    kept = [line for line in lines if not line.startswith(("activation", "normalise"))]
+    assert len(kept) == len(lines) - 2
+    (run_copy / "config.toml").write_text("\n".join(kept) + "\n")
+    trained = load_run(run_copy)
+    assert trained.model.state_dict().keys() == tensors.keys()
+    assert (trained.config.activation, trained.config.normalise) == ("relu", "none")
+
+
+def test_an_activation_that_does_not_exist_is_refused(run_copy):
+    rewrite(run_copy, activation="tanh")
+    with pytest.raises(InputError, match="activation 'tanh' does not exist"):
+        load_run(run_copy)
 
 
 def test_a_run_read_back_is_in_eval_mode_and_knows_its_settings(finished_run):

@@ -6,6 +6,7 @@ import textwrap
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from elle.errors import InputError
 from elle.models.registry import MODELS, build_model
@@ -15,26 +16,51 @@ def parameters(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def on_meta(name, shape, classes, **settings):
+    """The network without its memory: shapes and counts only."""
+    with torch.device("meta"):
+        return build_model(name, shape, classes, **settings)
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "count"),
     [
-        ("preact-resnet18", (3, 32, 32), 10, 11_172_170),
+        # Published for a network without a final BatchNorm: 11,171,146; it adds 2 * 512.
+        ("preact-resnet18", (3, 32, 32), 10, 11_171_146 + 2 * 512),
         ("preact-resnet18", (3, 32, 32), 100, 11_218_340),
+        ("resnet18", (3, 224, 224), 1000, 11_689_512),
+        ("resnet34", (3, 224, 224), 1000, 21_797_672),
+        ("resnet50", (3, 224, 224), 1000, 25_557_032),
+        ("resnet18", (3, 32, 32), 10, 11_173_962),
+        ("resnet34", (3, 32, 32), 10, 21_282_122),
+        ("resnet50", (3, 32, 32), 10, 23_520_842),
+        ("wide-resnet-28-10", (3, 32, 32), 10, 36_479_194),
+        ("wide-resnet-28-10", (3, 32, 32), 100, 36_536_884),
+        ("wide-resnet-34-10", (3, 32, 32), 10, 46_160_474),
         ("small-cnn", (1, 28, 28), 10, 172_294),
         ("small-cnn", (1, 8, 8), 10, 28_294),
     ],
 )
-def test_a_network_has_its_number_of_parameters(name, shape, classes, count):
-    assert parameters(build_model(name, shape, classes)) == count
+def test_a_network_has_its_published_number_of_parameters(name, shape, classes, count):
+    assert parameters(on_meta(name, shape, classes)) == count
 
 
-@pytest.mark.parametrize("size", [8, 28, 32])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("row", MODELS.values(), ids=lambda row: row.name)
+def test_the_declared_size_is_the_counted_one(row):
+    model = on_meta(row.name, row.shape, row.classes)
+    assert parameters(model) == row.parameters
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        model(torch.zeros(2, *row.shape, device="meta"))
+    assert counter.get_total_flops() / 2e9 == pytest.approx(row.gflop, abs=5e-4)
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, 8), (1, 28), (3, 96)])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_network_takes_grey_and_colour_images_of_several_sizes(name, channels, size):
-    model = build_model(name, (channels, size, size), 7)
+    model = on_meta(name, (channels, size, size), 7)
     with torch.no_grad():
-        assert model(torch.rand(2, channels, size, size)).shape == (2, 7)
+        assert model(torch.rand(2, channels, size, size, device="meta")).shape == (2, 7)
 
 
 @pytest.mark.parametrize("shape", [(1, 9, 14), (3, 1, 1)])
@@ -43,7 +69,7 @@ def test_the_small_network_takes_images_of_any_size(shape):
         assert build_model("small-cnn", shape, 3)(torch.rand(2, *shape)).shape == (2, 3)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["preact-resnet18", "resnet18", "small-cnn"])
 def test_a_new_network_is_in_train_mode_with_fresh_statistics(name):
     model = build_model(name, (1, 8, 8), 10)
     assert all(module.training for module in model.modules())

@@ -29,7 +29,7 @@ class Guided:
     """CE + weight * distance(f(x), f(x_adv)), x_adv one step up the same sum from a random corner (GAT, NuAT).
 
     GAT: the squared l2 distance of the softmax outputs (arXiv 2011.14969); NuAT: the nuclear norm of the
-    difference of the batch's logits, divided by B (OpenReview Rkm1jVSnRvc).
+    difference of the batch's logits, divided by B (Sriramanan et al., NeurIPS 2021).
     """
 
     distance: Literal["softmax", "nuclear"] = "softmax"
@@ -94,7 +94,9 @@ def nuclear_norm(matrix: Tensor) -> Tensor:
     """
     with torch.no_grad(), torch.autocast(matrix.device.type, enabled=False):
         factor = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
-        factor = factor / torch.linalg.vector_norm(factor).clamp(min=torch.finfo(factor.dtype).tiny)
+        # By its largest entry first: the squares of small entries vanish.
+        factor = factor / factor.abs().amax().clamp(min=torch.finfo(factor.dtype).tiny)
+        factor = factor / torch.linalg.vector_norm(factor).clamp(min=1)
         for _ in range(40):  # each brings a small singular value 1.5 times closer to 1
             factor = 1.5 * factor - 0.5 * factor @ (factor.mT @ factor)
         factor = factor if matrix.shape[0] >= matrix.shape[1] else factor.mT
@@ -107,7 +109,7 @@ class LatentStep:
     """Cross-entropy with the input and inner activations each moved along the sign of its own gradient (SLAT).
 
     One backward at the clean image gives all the gradients; nothing is changed in the network, hooks add the steps
-    (Park & Lee, arXiv 2110.14127).
+    (Park & Lee, arXiv 2104.01575).
     """
 
     alpha: float = 0.9
@@ -126,11 +128,17 @@ class LatentStep:
         def look(module: nn.Module, arguments: Any, output: Tensor) -> None:
             seen.append(output)
 
-        with torch.enable_grad(), _hooked(modules, [look] * len(modules)):
+        with torch.enable_grad(), _hooked(modules, look):
             x = x.detach().requires_grad_()
             loss = F.cross_entropy(model(x).float(), y, reduction="sum") * _SCALE
             gradients = torch.autograd.grad(loss, [x, *seen])
-        with _hooked(modules, [_mover(self.latent * eps, g) for g in gradients[1:]]):
+        # In the order of the calls, which is that of the network and not that of the names.
+        latent = iter(gradients[1:])
+
+        def move(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+            return _moved(output, self.latent * eps, next(latent))
+
+        with _hooked(modules, move):
             logits = model(_moved(x.detach(), self.alpha * eps, gradients[0])).float()
         return F.cross_entropy(logits, y), logits
 
@@ -139,9 +147,9 @@ class LatentStep:
         named = dict(model.named_modules())
         if not self.layers:
             return _first_convolution_and_block(named)
-        names = [name.strip() for name in self.layers.split(",") if name.strip()]
+        names = dict.fromkeys(name.strip() for name in self.layers.split(",") if name.strip())
         for name in names:
-            if name not in named or not name:
+            if name not in named:
                 some = ", ".join(list(named)[1:7])
                 raise ValueError(f"the network has no layer {name!r}; it has {some} and so on")
         return [named[name] for name in names]
@@ -176,13 +184,9 @@ def _moved(x: Tensor, step: float | Tensor, gradient: Tensor) -> Tensor:
     return x + (torch.maximum(torch.minimum(moved, high), low) - x).detach() if axes else moved
 
 
-def _mover(step: float | Tensor, gradient: Tensor) -> Callable[..., Tensor]:
-    return lambda module, arguments, output: _moved(output, step, gradient)
-
-
 @contextlib.contextmanager
-def _hooked(modules: list[nn.Module], hooks: list[Callable[..., Any]]) -> Iterator[None]:
-    handles = [module.register_forward_hook(hook) for module, hook in zip(modules, hooks, strict=True)]
+def _hooked(modules: list[nn.Module], hook: Callable[..., Any]) -> Iterator[None]:
+    handles = [module.register_forward_hook(hook) for module in modules]
     try:
         yield
     finally:
@@ -217,13 +221,15 @@ class Bilevel:
         points = _inside(x + (2 * torch.rand_like(x) - 1) * eps, x, eps)
         for step in range(self.steps):
             slope = self.gradient(model, points, y, differentiable=step == self.steps - 1)
-            points = _inside(points + self.rate * slope.detach(), x, eps)
+            aim = points + self.rate * slope.detach()
+            points = _inside(aim, x, eps)
         with torch.enable_grad():
             points.requires_grad_()
             logits = model(points).float()
             loss = F.cross_entropy(logits, y)
             (outer,) = torch.autograd.grad(loss * _SCALE * len(x), points, retain_graph=True)
-        free = ((points - x).abs() < eps) & (points > 0) & (points < 1)
+        # Judged before the projection: rounded, (x + eps) - x is often below eps.
+        free = ((aim - x).abs() < eps) & (aim > 0) & (aim < 1)
         implicit = (slope * (outer * free / _SCALE).detach()).sum() / (self.weight * len(x))
         # Its gradient counts, its value does not.
         return loss + implicit - implicit.detach(), logits
@@ -247,6 +253,8 @@ class WorstGap:
         for name in ("weight", "slope"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be a finite number, 0 or more")
+        if self.steps < 1:
+            raise ValueError(f"steps is {self.steps}; it must be at least 1")
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, eps: float | Tensor, when: When

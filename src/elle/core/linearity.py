@@ -67,8 +67,12 @@ class Linearity:
     power: Literal[1, 2, "smooth-l1"] = 2
     on: Literal["loss", "logits"] = "loss"
     """h: the loss, or the vector of logits, whose gap is measured in the l2 norm."""
+    share: float = 1.0
+    """Share of the images, the first ones of the batch, that are measured: less than 1 is cheaper and noisier."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share is {self.share}; it must be above 0 and at most 1")
         if self.samples < 1:
             raise ValueError(f"samples is {self.samples}; it must be at least 1")
         fixed = isinstance(self.alpha, (int, float)) and 0 <= self.alpha <= 1
@@ -92,8 +96,11 @@ class Linearity:
         criterion: Criterion = cross_entropy,
         adversarial: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """The error of each image, [B]; the 2p form is given (x_adv, logits at x_adv), the others ignore it."""
-        images = len(x)
+        """The error of each image, [share * B]; the 2p form is given (x_adv, logits at x_adv), others ignore it."""
+        images = max(1, round(self.share * len(x)))
+        x, y = x[:images], y[:images]
+        if adversarial is not None:
+            adversarial = adversarial[0][:images], adversarial[1][:images]
         x, y = x.repeat(self.samples, *[1] * (x.dim() - 1)), y.repeat(self.samples)
         x_a, x_b = x + uniform_in_ball(x, eps, self.norm), x + uniform_in_ball(x, eps, self.norm)
         if self.clip:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,18 +34,21 @@ class Penalised:
     """
 
     penalty: Callable[..., Tensor]
-    """(model, x, y, eps, differentiable=True) -> one value an image"""
+    """(model, x, y, eps, norm, differentiable=True) -> one value an image"""
     weight: float
+    norm: Literal["linf", "l2"] = "linf"
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight < float("inf"):
             raise ValueError(f"weight is {self.weight}; it must be a finite number, 0 or more")
+        if self.norm not in ("linf", "l2"):
+            raise ValueError(f"norm is {self.norm!r}; it must be 'linf' or 'l2'")
 
     def __call__(
         self, model: Model, x: Tensor, y: Tensor, x_adv: Tensor, eps: float | Tensor, when: When | None = None
     ) -> tuple[Tensor, Tensor]:
         loss, logits = CrossEntropy()(model, x, y, x_adv, eps)
-        penalty = self.penalty(model, x, y, eps, differentiable=True)
+        penalty = self.penalty(model, x, y, eps, self.norm, differentiable=True)
         return loss + self.weight * penalty.float().nan_to_num(nan=0.0).mean(), logits
 
 
@@ -53,6 +57,10 @@ class Trades:
     """CE(x) + beta * KL(p(x) || p(x_adv)), averaged over the batch (Zhang et al., arXiv 1901.08573)."""
 
     beta: float = 6.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < float("inf"):
+            raise ValueError(f"beta is {self.beta}; it must be a finite number, 0 or more")
 
     def __call__(
         self, model: Model, x: Tensor, y: Tensor, x_adv: Tensor, eps: float | Tensor, when: When | None = None

@@ -8,7 +8,7 @@ place of the input; written so, double backpropagation through a network costs a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,13 +26,14 @@ class _Convolution(Function):
         ctx.save_for_backward(x, weight)
         ctx.settings = settings
         stride, padding, dilation, groups = settings
-        return torch.ops.aten.convolution(x, weight, None, stride, padding, dilation, False, [0, 0], groups)
+        y: Tensor = torch.ops.aten.convolution(x, weight, None, stride, padding, dilation, False, [0, 0], groups)
+        return y
 
     @staticmethod
-    def backward(ctx: Any, outgoing: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, outgoing: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        for_x = _InputGradient.apply(outgoing, weight, x, ctx.settings) if ctx.needs_input_grad[0] else None
-        for_weight = _WeightGradient.apply(outgoing, x, weight, ctx.settings) if ctx.needs_input_grad[1] else None
+        for_x = _input_gradient(outgoing, weight, x, ctx.settings) if ctx.needs_input_grad[0] else None
+        for_weight = _weight_gradient(outgoing, x, weight, ctx.settings) if ctx.needs_input_grad[1] else None
         return for_x, for_weight, None
 
 
@@ -46,12 +47,12 @@ class _InputGradient(Function):
         return _backward(outgoing, x, weight, settings, 0)
 
     @staticmethod
-    def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         outgoing, weight = ctx.saved_tensors
-        for_outgoing = _Convolution.apply(direction, weight, ctx.settings) if ctx.needs_input_grad[0] else None
+        for_outgoing = _convolve(direction, weight, ctx.settings) if ctx.needs_input_grad[0] else None
         for_weight = None
         if ctx.needs_input_grad[1]:
-            for_weight = _WeightGradient.apply(outgoing, direction, weight, ctx.settings)
+            for_weight = _weight_gradient(outgoing, direction, weight, ctx.settings)
         return for_outgoing, for_weight, None, None
 
 
@@ -65,11 +66,16 @@ class _WeightGradient(Function):
         return _backward(outgoing, x, weight, settings, 1)
 
     @staticmethod
-    def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         outgoing, x = ctx.saved_tensors
-        for_outgoing = _Convolution.apply(x, direction, ctx.settings) if ctx.needs_input_grad[0] else None
-        for_x = _InputGradient.apply(outgoing, direction, x, ctx.settings) if ctx.needs_input_grad[1] else None
+        for_outgoing = _convolve(x, direction, ctx.settings) if ctx.needs_input_grad[0] else None
+        for_x = _input_gradient(outgoing, direction, x, ctx.settings) if ctx.needs_input_grad[1] else None
         return for_outgoing, for_x, None, None
+
+
+_convolve: Callable[..., Tensor] = _Convolution.apply
+_input_gradient: Callable[..., Tensor] = _InputGradient.apply
+_weight_gradient: Callable[..., Tensor] = _WeightGradient.apply
 
 
 def _backward(outgoing: Tensor, x: Tensor, weight: Tensor, settings: Settings, which: int) -> Tensor:
@@ -106,7 +112,7 @@ def _convolution(
         x, weight = x.to(torch.get_autocast_dtype(device)), weight.to(torch.get_autocast_dtype(device))
     settings = (_pair(stride), _pair(padding), _pair(dilation), groups)
     with torch.autocast(device, enabled=False):
-        y: Tensor = _Convolution.apply(x, weight, settings)
+        y = _convolve(x, weight, settings)
     return y if bias is None else y + bias.to(y.dtype).view(1, -1, 1, 1)
 
 

@@ -69,25 +69,30 @@ class Subspace:
 
     def _form(self, samples: Tensor) -> None:
         """Replace the samples by their principal components, unit rows, and zeros below."""
+        # First by the first: the mean is then rounded to the spread of the samples, not to their size.
+        samples -= samples[0].clone()
         samples -= samples.mean(0)
         # Through the small matrix of inner products: samples x samples instead of parameters x parameters.
-        values, vectors = torch.linalg.eigh((samples @ samples.mT).double())
+        # In float64: the spectrum of a smooth path falls below float32's (on a GPU TF32's) precision within few rows.
+        parts = torch.split(samples, 1 << 18, dim=1)
+        products = torch.stack([part.double() @ part.double().mT for part in parts]).sum(0)
+        values, vectors = torch.linalg.eigh(products)
         values, vectors = values.flip(0)[: self.dimension], vectors.flip(1)[:, : self.dimension]
         kept = values > values[0] * 1e-10
         scale = torch.where(kept, values.clamp(min=1e-300).rsqrt(), 0.0)
-        components = (vectors * scale).to(samples.dtype)
-        for part in torch.split(torch.arange(samples.shape[1], device=samples.device), 1 << 20):
-            block = components.mT @ samples[:, part]
-            samples[:, part] = 0
-            samples[: self.dimension, part] = block
+        for part in parts:  # views: written in place
+            block = (vectors * scale).mT @ part.double()
+            part.zero_()
+            part[: len(block)] = block
 
     @torch.no_grad()
     def project(self, state: State, parameters: list[nn.Parameter], before: Tensor) -> None:
         """Replace the update since `before` by its part inside the subspace, once there is one."""
-        update = flattened(parameters) - before
+        after = flattened(parameters)
+        update = after - before
         basis = state["basis"][: self.dimension]
         inside = self.rate * ((basis @ update) @ basis)
-        put(parameters, before + torch.where(state["active"], inside, update))
+        put(parameters, torch.where(state["active"], before + inside, after))
 
 
 def flattened(parameters: Iterable[nn.Parameter]) -> Tensor:

@@ -1,1 +1,1 @@
-"""Image sets: files to uint8 arrays (sources), sets by name (registry), batches on the device (resident)."""
+"""Image sets: files to uint8 arrays (a module a format), sets by name (registry), batches on the device (resident)."""

@@ -1,10 +1,9 @@
-"""Read the pickles CIFAR-10 comes in, without being able to run what is inside them."""
+"""Read the pickles CIFAR-10 and CIFAR-100 come in, without being able to run what is inside them."""
 
 import io
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,20 +21,16 @@ _OPCODES = """
 """.split()  # noqa: SIM905 - a list would take a line each
 
 
-def load_restricted(path: Path) -> Any:
-    """The plain data and number arrays in the pickle at `path`; strings of Python 2 arrive as bytes."""
+def load_restricted(raw: bytes, name: str) -> Any:
+    """The plain data and number arrays in the pickle `raw`; strings of Python 2 arrive as bytes."""
     try:
         # From memory, so that a length beyond the end of the file finds nothing to allocate.
-        file = io.BytesIO(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); check the file") from None
-    try:
-        return _Unpickler(file).load()
+        return _Unpickler(io.BytesIO(raw)).load()
     except _Refused as refusal:
         reason = f"refused to load {refusal}, only arrays of plain numbers are read from a pickle"
     except Exception as error:  # a damaged pickle can fail in any way at all
         reason = f"is no pickle of plain data, or damaged ({type(error).__name__})"
-    raise InputError(f"{path}: {reason}; get the file again from its official source")
+    raise InputError(f"{name}: {reason}; get the file again from its official source")
 
 
 class _Refused(Exception):
@@ -125,4 +120,20 @@ class _Unpickler(pickle._Unpickler):
         else:
             raise _Refused(f"a state for {type(target).__name__}")
 
+    def load_setitem(self) -> None:
+        """Only plain keys: the hash of a tuple of tuples, each twice in the next, would never end."""
+        self._refuse_keys(self.stack[-2:-1])  # type: ignore[attr-defined]
+        super().load_setitem()  # type: ignore[misc]
+
+    def load_setitems(self) -> None:
+        self._refuse_keys(self.stack[::2])  # type: ignore[attr-defined]
+        super().load_setitems()  # type: ignore[misc]
+
+    @staticmethod
+    def _refuse_keys(keys: list[Any]) -> None:
+        if not all(isinstance(key, bytes | str) for key in keys):
+            raise _Refused("a dictionary whose keys are not strings")
+
     dispatch[pickle.BUILD[0]] = load_build
+    dispatch[pickle.SETITEM[0]] = load_setitem
+    dispatch[pickle.SETITEMS[0]] = load_setitems

@@ -1,20 +1,19 @@
-"""Files to arrays: each source gives uint8 images [N, C, H, W] and int64 labels [N], checked."""
+"""Image sets as arrays, and the search for the files they come in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from elle.data.pickles import load_restricted
+from elle.data.files import Files, Folder, open_archive
 from elle.errors import InputError
 
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_PIXELS = 3 * 32 * 32
-_TRAIN_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
-_FETCH = "get the file again from https://www.cs.toronto.edu/~kriz/cifar.html"
+MAX_ARRAY = 2**33
+"""Bytes of one array: a set that is held whole on the device; larger ones are streamed from an image folder."""
 
 
 @dataclass(frozen=True)
@@ -37,159 +36,89 @@ class ImageSet:
     classes: tuple[str, ...]
 
 
-def digits(root: Path | None) -> ImageSet:
-    """scikit-learn's handwritten digits, 8 x 8 pixels: 1,297 training and 500 test images, no files."""
-    from sklearn.datasets import load_digits  # here, because it takes a second and only this set needs it
+@dataclass(frozen=True)
+class Published:
+    """What is known of a set before any file is read: its images' shape [C, H, W], its classes, where to get it."""
 
-    raw = load_digits()
-    x = np.rint(raw.images * (255 / 16)).astype(np.uint8)[:, None]
-    y = raw.target.astype(np.int64)
-    # RandomState, because NumPy promises that its stream never changes: the split is the same everywhere.
-    order = np.random.RandomState(0).permutation(len(y))
-    train, test = order[:-500], order[-500:]
-    return ImageSet(Split(x[train], y[train]), Split(x[test], y[test]), tuple("0123456789"))
+    name: str
+    title: str
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+    page: str
+    folders: tuple[str, ...]
+    """Below the root, where its files are looked for too."""
 
-
-def mnist5k(root: Path | None) -> ImageSet:
-    """5,000 of MNIST's training images, 28 x 28 pixels, inside the package: 4,000 to train, 1,000 to test."""
-    with np.load(Path(__file__).with_name("mnist5k.npz"), allow_pickle=False) as raw:
-        x, y = raw["x"][:, None], raw["y"].astype(np.int64)
-    order = np.random.RandomState(0).permutation(len(y))
-    train, test = order[:4000], order[4000:]
-    return ImageSet(Split(x[train], y[train]), Split(x[test], y[test]), tuple("0123456789"))
-
-
-def cifar10(root: Path) -> ImageSet:
-    """CIFAR-10 from its binary files, its Python files or train.npz and test.npz, in `root` or below."""
-    folders = [root, *(root / name for name in ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar10"))]
-    partial: list[str] = []
-    for layout in _LAYOUTS:
-        for folder in folders:
-            missing = [name for name in layout.files if not (folder / name).is_file()]
-            if not missing:
-                return layout.load(folder)
-            if len(missing) < len(layout.files):
-                partial.append(f"{folder} lacks {', '.join(missing)}")
-    if partial:
-        raise InputError(f"CIFAR-10 is incomplete: {'; '.join(partial)}; {_FETCH}")
-    places = ", ".join(str(folder) if folder.is_dir() else f"{folder} (no such folder)" for folder in folders)
-    raise InputError(f"no CIFAR-10 found; looked in {places}; unpack cifar-10-binary.tar.gz in the first")
-
-
-def _load_binary(folder: Path) -> ImageSet:
-    train = _join([_binary_batch(folder / f"{name}.bin") for name in _TRAIN_BATCHES])
-    meta = folder / "batches.meta.txt"
-    names = _read(meta).decode("utf-8", errors="replace").split()
-    return ImageSet(train, _binary_batch(folder / "test_batch.bin"), _checked_classes(meta, names))
-
-
-def _load_python(folder: Path) -> ImageSet:
-    train = _join([_python_batch(folder / name) for name in _TRAIN_BATCHES])
-    meta = folder / "batches.meta"
-    names = _field(meta, _read_dict(meta), "label_names")
-    return ImageSet(train, _python_batch(folder / "test_batch"), _checked_classes(meta, names))
-
-
-def _load_npz(folder: Path) -> ImageSet:
-    return ImageSet(_npz_split(folder / "train.npz"), _npz_split(folder / "test.npz"), CIFAR10_CLASSES)
+    @property
+    def again(self) -> str:
+        return f"get the file again from {self.page}"
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
+    """One way a set is kept: files, as names or patterns, alone or in one of the archives, and their reader."""
+
     files: tuple[str, ...]
-    load: Callable[[Path], ImageSet]
+    load: Callable[[Files], ImageSet]
+    archives: tuple[str, ...] = ()
 
 
-_LAYOUTS = (
-    _Layout((*(f"{name}.bin" for name in (*_TRAIN_BATCHES, "test_batch")), "batches.meta.txt"), _load_binary),
-    _Layout((*_TRAIN_BATCHES, "test_batch", "batches.meta"), _load_python),
-    _Layout(("train.npz", "test.npz"), _load_npz),
-)
+def load_published(about: Published, layouts: Sequence[Layout], root: Path) -> ImageSet:
+    """The set from the first layout that is complete, in `root` or its usual folders below."""
+    places = [root, *(root / name for name in about.folders)]
+    partial: list[str] = []
+    for layout in layouts:
+        for files in _candidates(layout, places):
+            names = files.names()
+            missing = [pattern for pattern in layout.files if not matching(names, pattern)]
+            if not missing:
+                return layout.load(files)
+            if len(missing) < len(layout.files):
+                partial.append(f"{files.where} lacks {', '.join(missing)}")
+    if partial:
+        raise InputError(f"{about.title} is incomplete: {'; '.join(partial)}; {about.again}")
+    listed = ", ".join(str(place) if place.is_dir() else f"{place} (no such folder)" for place in places)
+    advice = f"`elle data get {about.name}` downloads it, or put the files of {about.page} in the first"
+    raise InputError(f"no {about.title} found; looked in {listed}; {advice}")
 
 
-def _binary_batch(path: Path) -> Split:
-    """Records of one label byte and 3 x 32 x 32 pixel bytes."""
-    raw = _read(path)
-    record = 1 + _PIXELS
-    if len(raw) % record:
-        raise InputError(f"{path}: {len(raw)} bytes is no multiple of the {record} of a record; {_FETCH}")
-    records = np.frombuffer(raw, np.uint8).reshape(-1, record)
-    return _checked_split(path, records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0])
+def _candidates(layout: Layout, places: Sequence[Path]) -> Iterator[Files]:
+    """Where a layout's files may be: folders first, then archives; the root may be an archive itself."""
+    yield from map(Folder, places)
+    archives = [place / name for place in places for name in layout.archives]
+    if layout.archives and places[0].is_file():
+        archives.append(places[0])
+    for path in archives:
+        if path.is_file():
+            yield open_archive(path, layout.files)
 
 
-def _python_batch(path: Path) -> Split:
-    """A pickled dictionary with `data`, uint8 [N, 3072], and `labels`, a list of N integers."""
-    batch = _read_dict(path)
-    x, labels = _field(path, batch, "data"), _field(path, batch, "labels")
-    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != _PIXELS:
-        raise InputError(f"{path}: `data` is {_describe(x)}, not uint8 [N, {_PIXELS}]; {_FETCH}")
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise InputError(f"{path}: `labels` is {_describe(labels)}, not a list of integers; {_FETCH}")
-    return _checked_split(path, x.reshape(-1, 3, 32, 32), np.array(labels))
+def matching(names: Sequence[str], pattern: str) -> list[str]:
+    """The names that fit a pattern."""
+    return [name for name in names if fnmatch(name, pattern)]
 
 
-def _npz_split(path: Path) -> Split:
-    """Arrays `x`, uint8 [N, 32, 32, 3], and `y`, integers [N]."""
-    hint = "write it with numpy.savez(file, x=images, y=labels)"
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            x, y = arrays["x"], arrays["y"]
-    except Exception as error:  # a damaged archive can fail in any way at all
-        raise InputError(f"{path}: no arrays `x` and `y` in it ({type(error).__name__}); {hint}") from None
-    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[1:] != (32, 32, 3):
-        raise InputError(f"{path}: `x` is {_describe(x)}, not uint8 [N, 32, 32, 3]; {hint}")
-    if y.dtype.kind not in "iu" or y.ndim != 1:
-        raise InputError(f"{path}: `y` is {_describe(y)}, not uint8 [N]; {hint}")
-    return _checked_split(path, x.transpose(0, 3, 1, 2), y)
-
-
-def _checked_split(path: Path, x: npt.NDArray[np.uint8], y: npt.NDArray[Any]) -> Split:
+def checked_split(name: str, x: npt.NDArray[Any], y: npt.NDArray[Any], classes: int, advice: str) -> Split:
+    """A split of images [N, C, H, W] and integer labels [N] that fit each other and the number of classes."""
     if len(x) != len(y):
-        raise InputError(f"{path}: {len(x)} images but {len(y)} labels; {_FETCH}")
+        raise InputError(f"{name}: {len(x)} images but {len(y)} labels; {advice}")
     if len(y) == 0:
-        raise InputError(f"{path}: holds no images; {_FETCH}")
-    wrong = y[(y < 0) | (y >= len(CIFAR10_CLASSES))]
+        raise InputError(f"{name}: holds no images; {advice}")
+    wrong = y[(y < 0) | (y >= classes)]
     if len(wrong):
-        raise InputError(f"{path}: label {wrong[0]} is outside 0..{len(CIFAR10_CLASSES) - 1}; {_FETCH}")
-    # Copied: a view of the file's bytes is read-only, and torch warns about such arrays.
-    return Split(np.array(x, order="C"), y.astype(np.int64))
+        raise InputError(f"{name}: label {wrong[0]} is outside 0..{classes - 1}; {advice}")
+    # A view of a file's bytes is read-only, and torch warns about such arrays: require copies it.
+    return Split(np.require(x, np.uint8, ["C", "W"]), y.astype(np.int64))
 
 
-def _checked_classes(path: Path, names: Any) -> tuple[str, ...]:
-    named = isinstance(names, list) and all(isinstance(name, bytes | str) for name in names)
-    if named and len(names) == len(CIFAR10_CLASSES):
-        return tuple(name if isinstance(name, str) else name.decode("utf-8", "replace") for name in names)
-    raise InputError(f"{path}: does not name {len(CIFAR10_CLASSES)} classes; {_FETCH}")
+def join(parts: Sequence[Split]) -> Split:
+    """All the images of several splits, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    return Split(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 
 
-def _join(batches: Sequence[Split]) -> Split:
-    x = np.concatenate([batch.x for batch in batches])
-    return Split(x, np.concatenate([batch.y for batch in batches]))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); check the file") from None
-
-
-def _read_dict(path: Path) -> dict[Any, Any]:
-    content = load_restricted(path)
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: holds {_describe(content)}, not a dictionary; {_FETCH}")
-    return content
-
-
-def _field(path: Path, content: dict[Any, Any], name: str) -> Any:
-    """The entry `name`, whose key is bytes when Python 2 wrote the file and str when Python 3 did."""
-    for key in (name.encode(), name):
-        if key in content:
-            return content[key]
-    raise InputError(f"{path}: has no entry `{name}`; {_FETCH}")
-
-
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+    """A value by its type, an array by its shape too: never its contents, which may be anything."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     return f"a {type(value).__name__}"

@@ -68,6 +68,14 @@ def write_lines(path: Path, values: list[Any]) -> None:
     write_atomically(path, "".join(json.dumps(value) + "\n" for value in values).encode())
 
 
+def read_lines(path: Path) -> list[Any]:
+    """The values of such a file, none where there is no file; a last line without its end is still being written."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Tensors and a JSON header in one safetensors file, atomically."""
     # Copies: two names may share storage, which the format refuses.

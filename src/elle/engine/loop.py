@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from elle.config import Config, format_radius, parse_config
+from elle.core.attacks import Norm
 from elle.core.schedules import SCHEDULES
-from elle.data.registry import load_dataset
+from elle.data.registry import dataset_statistics, load_dataset
 from elle.data.resident import Resident, split_validation, to_tensors
 from elle.data.sources import ImageSet
 from elle.engine import checkpoint
-from elle.engine.monitor import collapse_epoch
+from elle.engine.guard import Guard
+from elle.engine.monitor import Verdict, collapse_epoch
 from elle.engine.runtime import (
     GraphedStep,
     autocast,
@@ -29,9 +31,16 @@ from elle.engine.runtime import (
 )
 from elle.engine.step import RECORDED, Step
 from elle.errors import InputError, WorkError
-from elle.evaluation.evaluate import evaluate, evaluation_mode, parse_attacks, parse_tracked, surviving
-from elle.evaluation.metrics import mean_error
-from elle.methods import configured
+from elle.evaluation.evaluate import (
+    EvaluationAttack,
+    evaluate,
+    evaluation_mode,
+    parse_attacks,
+    parse_tracked,
+    surviving,
+)
+from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error
+from elle.methods import Method, configured
 from elle.models.registry import build_model
 from elle.version import __version__
 
@@ -47,6 +56,14 @@ class Watcher:
     stepped: Callable[[int], None] = lambda step: None
     recorded: Callable[[Record], None] = lambda record: None
     said: Callable[[str], None] = lambda text: None
+    judged: Callable[[Verdict], None] = lambda verdict: None
+
+
+def parse_track(track: str, norm: Norm) -> tuple[list[EvaluationAttack], str]:
+    """`clean,pgd-10,misalignment` -> the attacks, and the names of the linearity metrics, which may be none."""
+    names = [name.strip() for name in track.split(",") if name.strip()]
+    metrics = [name for name in names if name in METRICS]
+    return parse_tracked(",".join(name for name in names if name not in METRICS), norm), ",".join(metrics)
 
 
 def run_directory(config: Config) -> Path:
@@ -86,7 +103,7 @@ class Run:
         self.config, self.directory, self.watcher = config, directory, watcher
         self.device = pick_device(config.device)
         self.precision = pick_precision(config.precision, self.device)
-        self.attacks = parse_tracked(config.track, config.norm)
+        self.attacks, self.metrics = parse_track(config.track, config.norm)
         parse_attacks(config.final, config.norm)
         self.method = configured(
             config.method,
@@ -102,11 +119,10 @@ class Run:
         prepare_device(self.device, self.precision)
         torch.manual_seed(config.seed)
         self.step, self.tracked = self._parts(self.images)
-        self.run_step: Callable[[Tensor], None] = self.step
-        if self.device.type == "cuda" and config.compile != "off":
-            self.run_step = GraphedStep(self.step, self.batch, self.device)
-        elif config.compile == "graph":
+        if config.compile == "graph" and self.device.type != "cuda":
             raise InputError("compile=graph needs an NVIDIA GPU; leave it out or set compile=off")
+        self.run_step = self._runnable()
+        self.guard = Guard(self)
         self.schedule = SCHEDULES[config.schedule]
         self.history: list[Record] = []
         self.done = 0
@@ -121,7 +137,13 @@ class Run:
         self.steps_per_epoch = len(data) // self.batch
         self.total_steps = self.steps_per_epoch * _given(config.epochs)
         shape = images.train.x.shape
-        model = build_model(_given(config.model), (shape[1], shape[2], shape[3]), len(images.classes))
+        model = build_model(
+            _given(config.model),
+            (shape[1], shape[2], shape[3]),
+            len(images.classes),
+            activation=config.activation,
+            normalise=dataset_statistics(config.data, images.train) if config.normalise == "dataset" else None,
+        )
         self.method.check(model)
         model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         step = Step(
@@ -137,6 +159,12 @@ class Run:
         )
         step.prepare(self.batch, shape[1:])
         return step, to_tensors(validation if len(validation) else images.test, self.device)
+
+    def _runnable(self) -> Callable[[Tensor], None]:
+        """The step, captured in a CUDA graph where there is a GPU."""
+        if self.device.type == "cuda" and self.config.compile != "off":
+            return GraphedStep(self.step, self.batch, self.device)
+        return self.step
 
     @property
     def last_step(self) -> int:
@@ -154,23 +182,40 @@ class Run:
             words = ", ".join(saved.spelled(key) for key in different)
             raise InputError(f"{path} belongs to a run with {words}; give the same values, or choose another --out")
         try:
+            self.guard.restore_method(header)
             self.step.restore(tensors)
+            self.guard.restore(tensors, header)
         except (KeyError, RuntimeError, TypeError) as problem:
             raise InputError(f"{path} does not fit this run: {problem}") from None
         self.done, self.history, self.epoch_seconds = header["step"], header["history"], header["epoch_seconds"]
         # Records after the checkpoint come again; anything newer on disk is from work that is being redone.
-        checkpoint.write_lines(self.directory / "metrics.jsonl", self.history)
-        for newer in checkpoint.checkpoints(self.directory):
-            if newer.name > path.name:
-                newer.unlink()
-        self._event("resume", step=self.done)
+        self.rewrite()
+        self.event("resume", step=self.done)
         self.watcher.said(f"continuing from step {self.done} of {self.last_step} ({path.name})")
+
+    def rewrite(self) -> None:
+        """Make the run directory that of a run which has come to step `done` and no further."""
+        checkpoint.write_lines(self.directory / "metrics.jsonl", self.history)
+        if self.guard.monitor is not None:
+            checkpoint.write_lines(self.directory / "probes.jsonl", self.guard.monitor.readings)
+        steps = checkpoint.read_lines(self.directory / "steps.jsonl")
+        whole = [line for line in steps if line["epoch"] <= self.done // self.steps_per_epoch]
+        checkpoint.write_lines(self.directory / "steps.jsonl", whole)
+        for newer in checkpoint.checkpoints(self.directory):
+            if newer.name > checkpoint.checkpoint_path(self.directory, self.done).name:
+                newer.unlink()
+
+    def use(self, method: Method) -> None:
+        """Train with another method from now on: its step is captured anew."""
+        if method != self.step.method:
+            self.step.use(method)
+            self.run_step = self._runnable()
 
     def finish(self) -> dict[str, Any]:
         """Train what is left, evaluate on the test set, write the weights and the result."""
         self.watcher.started(self.config, self.last_step, self.done)
         if not self.history and self.done == 0:
-            checkpoint.write_lines(self.directory / "metrics.jsonl", [])
+            self.rewrite()
         with stop_signals() as stopped:
             while self.done < self.last_step:
                 self._epoch(stopped)
@@ -189,6 +234,8 @@ class Run:
             self.done += 1
             self.step.between(self.done)
             self.watcher.stepped(self.done)
+            if self.guard.due() and self.guard.look(k + 1, self.epoch_seconds + time.perf_counter() - started):
+                return  # rolled back: the loop goes on from another step
             if stopped() and k + 1 < self.steps_per_epoch:
                 self.epoch_seconds += time.perf_counter() - started
                 self._stop(stopped())
@@ -197,7 +244,7 @@ class Run:
         rows = self.step.records[: k + 1].cpu()  # waits for the device
         self.epoch_seconds += time.perf_counter() - started
         if k + 1 < self.steps_per_epoch:
-            self._save()
+            self.save()
             return
         self._record(epoch, rows)
         if stopped():
@@ -216,7 +263,8 @@ class Run:
         if means["loss"] is None or not all(
             bool(value.isfinite().all()) for value in self.step.model.state_dict().values()
         ):
-            self._event("diverged", step=self.done)
+            if self.guard.condition != "divergence":
+                self.event("divergence", step=self.done)
             raise WorkError(
                 f"training diverged in epoch {epoch + 1}: the loss or the network is not finite; "
                 f"lower lr (now {self.config.lr}) or weight and start again"
@@ -229,14 +277,15 @@ class Run:
         already = self.collapse()
         self.history.append(record)
         checkpoint.append_line(self.directory / "metrics.jsonl", record)
+        checkpoint.append_line(self.directory / "steps.jsonl", _columns(epoch + 1, self.done, rows))
         if self.done % self.steps_per_epoch == 0:
             self.epoch_seconds = 0.0
             self.step.position.zero_()
-            self._save()
+            self.save()
         self.watcher.recorded(record)
         since = self.collapse()
-        if since is not None and already is None:
-            self._event("collapse", step=self.done, epoch=since)
+        if self.guard.monitor is None and since is not None and already is None:
+            self.event("collapse", step=self.done, epoch=since)
             self.watcher.said(f"collapse: accuracy under attack has been below half of its best since epoch {since}")
 
     def _track(self) -> Record:
@@ -250,6 +299,11 @@ class Run:
                 record[one.name] = float(surviving(model, x, y, one, _given(self.config.eps), 1024).float().mean())
             error = mean_error(model, x, y, _given(self.config.eps), norm=self.config.norm)
             record["tracked_error"] = _number(error)
+        if self.metrics:
+            found = linearity_metrics(
+                model, x, y, _given(self.config.eps), metric=self.metrics, norm=self.config.norm, seed=self.config.seed
+            )
+            record |= {f"tracked_{name}": one.get("mean") for name, one in found.items()}
         record["eval_seconds"] = round(time.perf_counter() - started, 3)
         return record
 
@@ -262,33 +316,37 @@ class Run:
         index = collapse_epoch([record["accuracy"] for record in seen], [record[multi] for record in seen])
         return None if index is None else int(seen[index]["epoch"])
 
-    def _save(self) -> Path:
+    def save(self) -> Path:
+        healthy, guarded = self.guard.state()
         header = {
             "version": __version__,
             "config": self.config.model_dump(),
             "history": self.history,
             "epoch_seconds": self.epoch_seconds,
         }
-        return checkpoint.save_checkpoint(self.directory, self.done, self.step.state(), header)
+        return checkpoint.save_checkpoint(self.directory, self.done, self.step.state() | healthy, header | guarded)
 
     def _stop(self, signal_name: str | None) -> None:
         if not checkpoint.checkpoint_path(self.directory, self.done).exists():
-            self._save()
-        self._event("stop", step=self.done, signal=signal_name)
+            self.save()
+        self.event("stop", step=self.done, signal=signal_name)
         raise WorkError(
             f"stopped by {signal_name} at step {self.done} of {self.last_step}; everything is saved; "
             f"continue with: elle train --out {self.directory} --resume"
         )
 
-    def _event(self, kind: str, **values: Any) -> None:
+    def event(self, kind: str, **values: Any) -> None:
         line = {"event": kind, "time": round(time.time(), 3)} | values
         checkpoint.append_line(self.directory / "events.jsonl", line)
 
+    def model_header(self) -> dict[str, Any]:
+        config, shape = self.config, self.images.test.x.shape
+        header = {"kind": "model", "model": config.model, "shape": shape[1:], "classes": self.images.classes}
+        return header | {"activation": config.activation, "normalise": config.normalise}
+
     def _result(self) -> dict[str, Any]:
         config, model = self.config, self.step.model
-        shape = self.images.test.x.shape
-        header = {"kind": "model", "model": config.model, "shape": shape[1:], "classes": self.images.classes}
-        checkpoint.write_tensors(self.directory / "model.safetensors", model.state_dict(), header)
+        checkpoint.write_tensors(self.directory / "model.safetensors", model.state_dict(), self.model_header())
         self.watcher.said(f"evaluating {config.final} on {len(self.images.test)} test images")
         x, y = to_tensors(self.images.test, self.device)
         final = evaluate(model, x, y, config.final, _given(config.eps), norm=config.norm, seed=config.seed)
@@ -302,12 +360,14 @@ class Run:
             "classes": list(self.images.classes),
             "steps": self.done,
             "collapse_epoch": self.collapse(),
+            "verdicts": self.guard.verdicts(),
+            "rollbacks": self.guard.rollbacks,
             "seconds_per_epoch": sorted(epoch_seconds)[len(epoch_seconds) // 2] if epoch_seconds else None,
             "train_seconds": round(sum(epoch_seconds), 3),
             "test": final,
         }
         checkpoint.write_json(self.directory / "result.json", result)
-        self._event("finish", step=self.done)
+        self.event("finish", step=self.done)
         return result
 
 
@@ -315,6 +375,15 @@ def _given(value: Value | None) -> Value:
     """A value that `Config.resolved` has filled in."""
     assert value is not None
     return value
+
+
+def _columns(epoch: int, last: int, rows: Tensor) -> Record:
+    """Every step of an epoch in one line: `step` is the first, and a column a quantity, to five digits."""
+    columns = {
+        name: [_number(float(f"{value:.5g}")) for value in rows[:, k].tolist()] for k, name in enumerate(RECORDED)
+    }
+    known = {name: values for name, values in columns.items() if any(value is not None for value in values)}
+    return {"epoch": epoch, "step": last - len(rows) + 1} | known
 
 
 def _number(value: Tensor | float) -> float | None:

@@ -1,12 +1,198 @@
-"""Numbers in, verdict out: has a run collapsed?"""
+"""Numbers in, verdict out: has a run collapsed, overfitted, gone constant or diverged?
+
+Collapse (catastrophic overfitting), for a run judged afterwards and for one judged while it trains alike: accuracy
+under a multi-step attack stays below half of its best for an epoch, while accuracy under a single-step attack keeps
+more than half of its own best.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from typing import Any, Literal
+
+Kind = Literal["collapse", "recovery", "robust overfitting", "constant", "divergence"]
+Reading = dict[str, Any]
+"""One look at the probe images: `step`, the accuracies `clean`, `single` and `multi`, the linearity `error`, `chance`
+(1/classes), and of the training steps since the last look the mean `loss` and `accuracy` and the `rate`, or None."""
 
 # Single-step accuracy this far above multi-step accuracy: a network that merely forgets loses both.
 _GAP = 0.3
+# A best accuracy below this many times chance is no robustness to lose: early training, and a constant classifier.
+_ABOVE_CHANCE = 1.5
+# Collapsed networks have 100 to 10,000 times the error of healthy ones.
+_JUMP = 10.0
+# Healthy networks have errors of 1e-6 and more; a constant one has 0 up to rounding.
+_NO_ERROR = 1e-9
+# Robust overfitting: this share of the best accuracy lost while training accuracy rises by that much.
+_LOST, _LEARNT = 0.1, 0.05
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is the matter, when it was noticed, since when it shows, and why it is believed."""
+
+    kind: Kind
+    step: int
+    since: int
+    evidence: str
+    confidence: Literal["high", "medium"]
+
+    def __str__(self) -> str:
+        return f"{self.kind} at step {self.step} ({self.confidence} confidence): {self.evidence}"
+
+
+class Monitor:
+    """Judges each new reading in the light of those before; `state_dict` is plain data."""
+
+    def __init__(self, per_epoch: int = 2) -> None:
+        self.per_epoch = per_epoch
+        self.readings: list[Reading] = []
+        self.verdicts: list[Verdict] = []
+        """Every verdict so far, oldest first."""
+        self.condition: Kind | None = None
+        """The verdict that stands; None for a healthy run."""
+
+    def observe(self, reading: Reading) -> Verdict | None:
+        """The verdict that this reading brings about, None where nothing has changed."""
+        self.readings.append(reading)
+        verdict = self._judge()
+        if verdict is not None:
+            self.verdicts.append(verdict)
+            self.condition = None if verdict.kind == "recovery" else verdict.kind
+        return verdict
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the last reading shows a state worth going back to: no verdict, and near the best accuracy."""
+        if self.condition in ("collapse", "divergence") or _diverged(self.readings[-1]):
+            return False
+        best = max(reading["multi"] for reading in self.readings)
+        return bool(self.readings[-1]["multi"] >= 0.75 * best)
+
+    def forget(self, step: int) -> list[Reading]:
+        """Drop the readings after `step`, which a rollback has undone, and return them; verdicts stay on record."""
+        dropped = [reading for reading in self.readings if reading["step"] > step]
+        self.readings = [reading for reading in self.readings if reading["step"] <= step]
+        self.condition = None
+        return dropped
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "readings": list(self.readings),
+            "verdicts": [asdict(verdict) for verdict in self.verdicts],
+            "condition": self.condition,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.readings = list(state["readings"])
+        self.verdicts = [Verdict(**verdict) for verdict in state["verdicts"]]
+        self.condition = state["condition"]
+
+    def _judge(self) -> Verdict | None:
+        if _diverged(self.readings[-1]):
+            return self._diverged()
+        bad = collapsed_readings(
+            [reading["multi"] for reading in self.readings],
+            [_single(reading) for reading in self.readings],
+            self.readings[-1]["chance"],
+        )
+        epoch = max(2, self.per_epoch)
+        if self.condition == "collapse":
+            return None if any(bad[-epoch:]) else self._recovered(epoch)
+        if self.condition == "constant":
+            return None if _constant(self.readings[-1]) else self._recovered(1)
+        if len(bad) >= epoch and all(bad[-epoch:]):
+            return self._collapsed(bad)
+        if self.condition is None and not bad[-1]:
+            return self._constant() or self._overfitted()
+        return None
+
+    def _diverged(self) -> Verdict | None:
+        reading = self.readings[-1]
+        if self.condition == "divergence":
+            return None
+        words = f"the training loss is {reading['loss']} and the probe's error {reading['error']}: not finite"
+        return Verdict("divergence", reading["step"], reading["step"], words, "high")
+
+    def _collapsed(self, bad: list[bool]) -> Verdict:
+        first = len(bad) - next((k for k, one in enumerate(reversed(bad)) if not one), len(bad))
+        reading, best = self.readings[-1], max(reading["multi"] for reading in self.readings)
+        before = [one["error"] for one, is_bad in zip(self.readings, bad, strict=True) if not is_bad and one["error"]]
+        usual = median(before[-10:]) if before else None
+        gap = _single(reading) - reading["multi"]
+        signs = [gap >= _GAP]
+        words = (
+            f"accuracy under the multi-step attack fell from {best:.1%} to {reading['multi']:.1%} "
+            f"while it is {_single(reading):.1%} under the single-step attack"
+        )
+        if usual and reading["error"] is not None:
+            signs.append(reading["error"] >= _JUMP * usual)
+            words += f"; E_lin is {reading['error']:.1e}, {reading['error'] / usual:.3g} times its usual {usual:.1e}"
+        confidence: Literal["high", "medium"] = "high" if all(signs) else "medium"
+        return Verdict("collapse", reading["step"], self.readings[first]["step"], words, confidence)
+
+    def _recovered(self, count: int) -> Verdict:
+        reading = self.readings[-1]
+        words = f"accuracy under the multi-step attack is back at {reading['multi']:.1%}"
+        return Verdict("recovery", reading["step"], self.readings[-count]["step"], words, "medium")
+
+    def _constant(self) -> Verdict | None:
+        """Chance accuracy and no error for three epochs: at the start of training both are normal."""
+        last = self.readings[-3 * self.per_epoch :]
+        if len(last) < 3 * self.per_epoch or not all(map(_constant, last)):
+            return None
+        reading = last[-1]
+        words = (
+            f"E_lin is {reading['error']:.1e} and accuracy {reading['clean']:.1%} (chance is {reading['chance']:.1%}): "
+            f"the network answers the same whatever the image"
+        )
+        return Verdict("constant", reading["step"], last[0]["step"], words, "high")
+
+    def _overfitted(self) -> Verdict | None:
+        """A slow decline on the probe after the rate has dropped, while the training images are learnt ever better."""
+        span = max(6, 3 * self.per_epoch)
+        known = [one for one in self.readings if one["accuracy"] is not None and one["rate"] is not None]
+        if len(known) < 2 * span:
+            return None
+        means = [fmean(one["multi"] for one in known[k : k + span]) for k in range(len(known) - span + 1)]
+        top = max(range(len(means) - span), key=means.__getitem__, default=None)
+        if top is None or not means[-1] < (1 - _LOST) * means[top]:
+            return None
+        then, now = known[top : top + span], known[-span:]
+        before, after = (fmean(one["accuracy"] for one in part) for part in (then, now))
+        dropped = known[-1]["rate"] < 0.5 * max(one["rate"] for one in known)
+        if not dropped or after < before + _LEARNT:
+            return None
+        words = (
+            f"accuracy under the multi-step attack sank from {means[top]:.1%} around step {then[-1]['step']} to "
+            f"{means[-1]:.1%} while accuracy on the training images rose from {before:.1%} to {after:.1%}"
+        )
+        return Verdict("robust overfitting", now[-1]["step"], then[-1]["step"], words, "medium")
+
+
+def collapsed_readings(multi: Sequence[float], single: Sequence[float], chance: float) -> list[bool]:
+    """At which readings multi-step accuracy is below half of its best so far and single-step accuracy is not."""
+    best_multi = best_single = 0.0
+    bad = []
+    for level, other in zip(multi, single, strict=True):
+        best_multi, best_single = max(best_multi, level), max(best_single, other)
+        bad.append(best_multi > _ABOVE_CHANCE * chance and level < 0.5 * best_multi and other >= 0.5 * best_single)
+    return bad
+
+
+def _single(reading: Reading) -> float:
+    """Accuracy under the probe's single step, or under the training attack where that is higher."""
+    return float(max(reading["single"], reading["accuracy"] or 0.0))
+
+
+def _diverged(reading: Reading) -> bool:
+    return reading["error"] is None
+
+
+def _constant(reading: Reading) -> bool:
+    return bool(reading["clean"] < _ABOVE_CHANCE * reading["chance"] and (reading["error"] or 0.0) < _NO_ERROR)
 
 
 def collapse_epoch(single_step: Sequence[float], multi_step: Sequence[float]) -> int | None:

@@ -37,7 +37,7 @@ class Step:
         steps_per_epoch: int,
         total_steps: int,
     ) -> None:
-        self.model, self.method, self.data, self.eps, self.precision = model, method, data, eps, precision
+        self.model, self.data, self.eps, self.precision = model, data, eps, precision
         self.total_steps = total_steps
         device = self.device = next(model.parameters()).device
         self.lr = torch.zeros((), device=device)
@@ -51,7 +51,7 @@ class Step:
         self.scaler = torch.amp.GradScaler(
             device.type, init_scale=_LOSS_SCALE, growth_interval=2**31 - 1, enabled=precision == "fp16"
         )
-        self.rule = method.weight.start(device) if method.weight is not None else {}
+        self.use(method)
         self.records = torch.full((steps_per_epoch, len(RECORDED)), torch.nan, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.done = torch.zeros((), dtype=torch.int64, device=device)
@@ -63,8 +63,13 @@ class Step:
 
     def prepare(self, batch: int, shape: tuple[int, ...]) -> None:
         """Room for what is kept of a batch, before the first step."""
-        if self.method.replays > 1:
+        if isinstance(self.method.attack, Replay):
             self.kept |= {name: torch.zeros(batch, *shape, device=self.device) for name in ("x", "delta")}
+
+    def use(self, method: Method) -> None:
+        """Train with this method from now on; the rule of its weight starts afresh."""
+        self.method = method
+        self.rule = method.weight.start(self.device) if method.weight is not None else {}
 
     def __call__(self, index: Tensor) -> None:
         """Train on the images at `index` [B]."""

@@ -42,7 +42,14 @@ def load_run(directory: str | Path, device: torch.device | str = "cpu") -> Train
     if header.get("kind") != "model":
         raise InputError(f"{weights} is not a model that `elle train` wrote")
     channels, height, width = header["shape"]
-    model = build_model(header["model"], (channels, height, width), len(header["classes"]))
+    model = build_model(
+        header["model"],
+        (channels, height, width),
+        len(header["classes"]),
+        activation=header.get("activation", "relu"),  # runs of former versions do not name it
+        # The values come with the weights.
+        normalise=([0.0] * channels, [1.0] * channels) if header.get("normalise", "none") == "dataset" else None,
+    )
     try:
         model.load_state_dict(tensors)
     except RuntimeError as problem:

@@ -1,74 +1,86 @@
-"""MODELS: networks by name, and a user's own as `module:function`."""
+"""MODELS: networks by name, with their sizes; others come from `foreign`."""
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from elle.errors import InputError, nearest
-from elle.models.preact_resnet import PreActResNet
+from elle.models.foreign import first_line, foreign_model
+from elle.models.normalise import Statistics, normalised
+from elle.models.residual import Activation, PreActResNet, ResNet, WideResNet
 from elle.models.small_cnn import SmallCNN
 
 Shape = tuple[int, int, int]
 """Channels, height, width."""
+ACTIVATIONS: dict[str, Activation] = {"relu": nn.ReLU, "silu": nn.SiLU, "softplus": nn.Softplus, "gelu": nn.GELU}
 
 
 @dataclass(frozen=True)
 class Model:
+    """One network; its size is declared for images of `shape` in `classes` classes, and counted by a test."""
+
     name: str
     description: str
-    build: Callable[[Shape, int], nn.Module]
-    """(shape of an image, classes) -> network"""
+    build: Callable[[Shape, int, Activation], nn.Module]
+    """(shape of an image, classes, activation) -> network"""
+    parameters: int
+    gflop: float
+    """10^9 operations of one forward of one image; a multiply-add is two."""
+    shape: Shape = (3, 32, 32)
+    classes: int = 10
 
 
+_IMAGENET: dict[str, Any] = {"shape": (3, 224, 224), "classes": 1000}
+_18, _34 = (2, 2, 2, 2), (3, 4, 6, 3)
+_50: dict[str, Any] = {"blocks": _34, "bottleneck": True}
 _ROWS = [
-    Model(
-        "preact-resnet18", "PreActResNet18 for small images", lambda shape, k: PreActResNet((2, 2, 2, 2), shape[0], k)
-    ),
-    Model("small-cnn", "three convolutions and two linear layers, for CPUs", SmallCNN),
+    Model("preact-resnet18", "PreActResNet18, the paper's", partial(PreActResNet, blocks=_18), 11_172_170, 1.111),
+    Model("preact-resnet34", "PreActResNet34", partial(PreActResNet, blocks=_34), 21_280_330, 2.319),
+    Model("preact-resnet50", "PreActResNet50", partial(PreActResNet, **_50), 23_513_162, 2.596),
+    Model("resnet18", "ResNet18", partial(ResNet, blocks=_18), 11_689_512, 3.628, **_IMAGENET),
+    Model("resnet34", "ResNet34", partial(ResNet, blocks=_34), 21_797_672, 7.328, **_IMAGENET),
+    Model("resnet50", "ResNet50, the paper's on ImageNet", partial(ResNet, **_50), 25_557_032, 8.178, **_IMAGENET),
+    Model("wide-resnet-28-10", "WideResNet, the paper's", partial(WideResNet, depth=28, factor=10), 36_479_194, 10.487),
+    Model("wide-resnet-34-10", "WideResNet", partial(WideResNet, depth=34, factor=10), 46_160_474, 13.318),
+    Model("small-cnn", "three convolutions and two linear layers, for CPUs", SmallCNN, 221_094, 0.003),
 ]
 MODELS: dict[str, Model] = {row.name: row for row in _ROWS}
 
 
-def build_model(name: str, shape: Shape, classes: int) -> nn.Module:
-    """The network `name` for images of `shape` (channels, height, width), checked on a blank image."""
-    model = _imported(name, classes) if ":" in name else _registered(name, shape, classes)
+def build_model(
+    name: str, shape: Shape, classes: int, *, activation: str = "relu", normalise: Statistics | None = None
+) -> nn.Module:
+    """The network `name` for images of `shape` (channels, height, width), checked on a blank image.
+
+    `normalise`: the mean and standard deviation of a normalising first layer.
+    """
+    if ":" not in name:
+        model = _registered(name, shape, classes, activation)
+    elif activation == "relu":
+        model = foreign_model(name, shape[0], classes)
+    else:
+        raise InputError(f"activation={activation} is for the rows of `elle models`; {name} has its own: leave it out")
+    if normalise is not None:
+        model = normalised(model, normalise)
     _check(model, name, shape, classes)
     return model
 
 
-def _registered(name: str, shape: Shape, classes: int) -> nn.Module:
+def _registered(name: str, shape: Shape, classes: int, activation: str) -> nn.Module:
     if name not in MODELS:
         raise InputError(
-            f"model {name!r} does not exist{nearest(name, MODELS)}; "
-            f"choose from {', '.join(MODELS)}, or give your own as module:function"
+            f"model {name!r} does not exist{nearest(name, MODELS)}; choose from {', '.join(MODELS)}, "
+            f"or give timm:NAME, torchvision:NAME, or your own as module:function"
         )
-    return MODELS[name].build(shape, classes)
-
-
-def _imported(name: str, classes: int) -> nn.Module:
-    """`module:function` called as function(num_classes=classes), as torchvision's builders are."""
-    module_name, _, function_name = name.partition(":")
-    if os.getcwd() not in sys.path:
-        # A console script does not look in the current folder, where a user's module usually is.
-        sys.path.insert(0, os.getcwd())
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-        model = function(num_classes=classes)
-    except Exception as problem:  # the user's code may raise anything
-        raise InputError(
-            f"model={name} could not be built: {_first_line(problem)} "
-            f"(it is called as {function_name}(num_classes={classes}))"
-        ) from problem
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model={name} returned {type(model).__name__}; it must return a torch.nn.Module")
-    return model
+    if activation not in ACTIVATIONS:
+        raise InputError(f"activation {activation!r} does not exist; choose from {', '.join(ACTIVATIONS)}")
+    return MODELS[name].build(shape, classes, ACTIVATIONS[activation])
 
 
 def _check(model: nn.Module, name: str, shape: Shape, classes: int) -> None:
@@ -77,7 +89,7 @@ def _check(model: nn.Module, name: str, shape: Shape, classes: int) -> None:
         with torch.no_grad():
             logits = model.eval()(torch.zeros(2, *shape))
     except Exception as problem:  # the user's code may raise anything
-        raise InputError(f"model={name} does not take images of shape {shape}: {_first_line(problem)}") from problem
+        raise InputError(f"model={name} does not take images of shape {shape}: {first_line(problem)}") from problem
     for module, training in modes.items():
         module.training = training
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
@@ -85,7 +97,3 @@ def _check(model: nn.Module, name: str, shape: Shape, classes: int) -> None:
         raise InputError(
             f"model={name} gives {found} for 2 images; the data has {classes} classes, so expected (2, {classes})"
         )
-
-
-def _first_line(problem: Exception) -> str:
-    return str(problem).splitlines()[0] if str(problem) else type(problem).__name__

@@ -1,0 +1,132 @@
+"""The `elle data` commands: get, check, list, separation."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from elle.config import format_radius
+from elle.data.registry import DATASETS, data_folder, find_dataset, load_dataset
+from elle.printing import print_json, print_rows, print_table
+
+app = typer.Typer(
+    name="data",
+    help="Get image sets, look at what is in them, and measure how far apart their classes are.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Name = Annotated[str, typer.Argument(help="A row of `elle data list`.")]
+Root = Annotated[str | None, typer.Option(help="The data folder; otherwise $ELLE_DATA, then ./data.")]
+
+
+@app.command("list")
+def list_datasets(as_json: AsJson = False) -> None:
+    """List the datasets and the settings they bring.
+
+    Example: elle data list
+    """
+    rows = []
+    for row in DATASETS.values():
+        brought = dict(row.defaults) | {"eps": format_radius(row.defaults["eps"])}
+        rows.append({"name": row.name, **brought, "description": row.description})
+    print_rows(rows, as_json)
+
+
+@app.command()
+def get(name: Name, root: Root = None, as_json: AsJson = False) -> None:
+    """Download a dataset from its official address; run again, it goes on where it broke off.
+
+    Example: elle data get cifar10 --root data
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from elle.data import download
+
+    folder = data_folder(root)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(file=sys.stderr if as_json else sys.stdout)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        tasks: dict[str, Any] = {}
+
+        def report(file: str, have: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bar.add_task(file, total=total)
+            bar.update(tasks[file], completed=have, total=total)
+
+        files = download.get(name, folder, report)
+    if as_json:
+        print_json({"name": name, "root": str(folder), "files": [str(file) for file in files]})
+    else:
+        print(f"{name} is in {folder}: {len(files)} files, checked")
+
+
+@app.command()
+def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
+    """Say what a dataset holds: counts, sizes, mean and deviation, duplicates, unreadable files.
+
+    Ends with exit code 1 where files cannot be read.
+
+    Example: elle data check cifar10 --root data
+    """
+    from elle.data.check import check as look
+
+    find_dataset(name)
+    report = look(name, root)
+    splits = report["splits"]
+    if as_json:
+        print_json(report)
+    else:
+        rows = [[label, *(str(one["per_class"][label]) for one in splits.values())] for label in report["classes"]] + [
+            ["all", *(str(one["images"]) for one in splits.values())]
+        ]
+        print_table(["class", *splits], rows)
+        for split, one in splits.items():
+            sizes = ", ".join(f"{size} ({count})" for size, count in one["sizes"].items()) or "none"
+            print(f"{split}: pixels {sizes}; mean {one['mean']}, std {one['std']}")
+            for line in one["unreadable"]:
+                print(f"{split}: unreadable: {line}")
+        duplicates = report["duplicates"]
+        print(f"test images that are also training images: {duplicates['count']}")
+        for pair in duplicates["first"]:
+            print(f"  test {pair['test']} = train {pair['train']}{'' if pair['same_class'] else ', of another class'}")
+    if any(one["unreadable"] for one in splits.values()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def separation(name: Name, root: Root = None, as_json: AsJson = False) -> None:
+    """Measure the smallest l-infinity distance between images of different classes, and the eps it allows.
+
+    Example: elle data separation cifar10 --root data
+    """
+    from elle.data.separation import separation as measure
+
+    images = load_dataset(name, root)
+    splits = {"train": images.train, "test": images.test}
+    record: dict[str, Any] = {}
+    for pair, found in measure(images).items():
+        if found is None:
+            record[pair] = None
+            continue
+        labels = [
+            images.classes[splits[split].y[number]] for split, number in zip(pair.split("-"), found.images, strict=True)
+        ]
+        record[pair] = {
+            "distance": f"{found.distance}/255",
+            "eps": f"{found.distance / 2:g}/255",
+            "images": list(found.images),
+            "classes": labels,
+        }
+    if as_json:
+        print_json({"name": name, **record})
+        return
+    rows = []
+    for pair, one in record.items():
+        if one is not None:
+            ends = [f"{number} ({label})" for number, label in zip(one["images"], one["classes"], strict=True)]
+            rows.append([pair, one["distance"], one["eps"], " and ".join(ends)])
+    print_table(["between", "smallest distance", "eps below", "images"], rows)

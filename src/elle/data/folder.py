@@ -1,0 +1,209 @@
+"""Folders of images: which files there are, of which class, and each as an RGB array, whatever the file holds."""
+
+import io
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elle.data.sources import MAX_ARRAY, ImageSet, Split
+from elle.errors import InputError
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+MAX_PIXELS = 2**26
+"""Of one image: above ImageNet's largest, below the size at which Pillow suspects a decompression bomb."""
+_LAYOUT = "the layout is train/CLASS/*.jpg and val/CLASS/*.jpg (or .jpeg, .png, .webp; test/ in place of val/)"
+
+
+@dataclass
+class FolderSplit:
+    """Image files and their labels y int64 [N]."""
+
+    paths: list[Path]
+    y: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+@dataclass
+class FolderIndex:
+    """The files of a training and a test split, and the names of the classes."""
+
+    train: FolderSplit
+    test: FolderSplit | None
+    classes: tuple[str, ...]
+
+
+def index_folder(root: Path) -> FolderIndex:
+    """The files under `root`, in the layout of ImageNet or of Tiny-ImageNet; the order is that of the sorted names.
+
+    The test split is test/ where it has class folders, otherwise val/, by class folders or val_annotations.txt;
+    None where neither is there.
+    """
+    train = root / "train"
+    folders = _class_folders(train)
+    if not folders:
+        raise InputError(f"{train}: {'no class folders in it' if train.is_dir() else 'no such folder'}; {_LAYOUT}")
+    training, test = _by_class(train, folders), None
+    if set(_class_folders(root / "test")) & set(folders):
+        test = _by_class(root / "test", folders)
+    elif (root / "val" / "val_annotations.txt").is_file():
+        test = _by_annotations(root / "val", folders)
+    elif (root / "val").is_dir():
+        test = _by_class(root / "val", folders)
+    return FolderIndex(training, test, _class_names(root, folders))
+
+
+def _class_folders(split: Path) -> list[str]:
+    try:
+        with os.scandir(split) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as problem:
+        raise InputError(f"{split}: cannot be listed ({problem.strerror}); check its permissions") from None
+
+
+def _by_class(split: Path, classes: list[str]) -> FolderSplit:
+    """split/CLASS/*, also split/CLASS/images/* and deeper."""
+    there = _class_folders(split)
+    if unknown := sorted(set(there) - set(classes)):
+        raise InputError(f"{split}: {_listed(unknown)} is no class of train/; rename or remove it")
+    if missing := sorted(set(classes) - set(there)):
+        raise InputError(f"{split}: no folder for the class {_listed(missing)}; {_LAYOUT}")
+    files = [_images_below(split / name) for name in classes]
+    if empty := [name for name, found in zip(classes, files, strict=True) if not found]:
+        raise InputError(f"{split}: no JPEG, PNG or WebP file in the class folder {_listed(empty)}; {_LAYOUT}")
+    y = np.repeat(np.arange(len(classes), dtype=np.int64), [len(found) for found in files])
+    return FolderSplit([path for found in files for path in found], y)
+
+
+def _images_below(folder: Path) -> list[Path]:
+    def refuse(problem: OSError) -> None:
+        raise InputError(f"{problem.filename}: cannot be listed ({problem.strerror}); check its permissions")
+
+    found = []
+    for place, _, names in os.walk(folder, onerror=refuse):
+        found += [Path(place, name) for name in names if _is_image(name)]
+    return sorted(found)
+
+
+def _is_image(name: str) -> bool:
+    # A leading dot: what macOS leaves beside a file it copies (._photo.jpg) is no image.
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+def _by_annotations(split: Path, classes: list[str]) -> FolderSplit:
+    """Tiny-ImageNet: images/* and lines `FILE <tab> CLASS <tab> box` in val_annotations.txt."""
+    notes = split / "val_annotations.txt"
+    labels = {name: label for label, name in enumerate(classes)}
+    files = {path.name: path for path in _images_below(split)}
+    paths, y = [], []
+    for number, line in enumerate(_lines(notes), 1):
+        name, _, rest = line.partition("\t")
+        label = rest.partition("\t")[0]
+        if name not in files:
+            raise InputError(f"{notes}: line {number} names {name[:80]!r}, which is not in {split}; get the set again")
+        if label not in labels:
+            raise InputError(
+                f"{notes}: line {number} has the class {label[:80]!r}, unknown in train/; get the set again"
+            )
+        paths.append(files.pop(name))
+        y.append(labels[label])
+    if files:
+        raise InputError(f"{notes}: no class for {_listed(sorted(files))}; get the set again")
+    if not paths:
+        raise InputError(f"{notes}: no lines `FILE <tab> CLASS`; get the set again")
+    return FolderSplit(paths, np.array(y, np.int64))
+
+
+def _class_names(root: Path, folders: list[str]) -> tuple[str, ...]:
+    """The first name words.txt gives a WordNet id, with the id where two classes share it; else the folder's name."""
+    if not (root / "words.txt").is_file():
+        return tuple(folders)
+    words = dict(line.split("\t", 1) for line in _lines(root / "words.txt") if "\t" in line)
+    names = [words.get(folder, folder).split(",")[0].strip() for folder in folders]
+    count = Counter(names)
+    return tuple(f"{name} ({id})" if count[name] > 1 else name for name, id in zip(names, folders, strict=True))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line for line in path.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+    except OSError as problem:
+        raise InputError(f"{path}: cannot be read ({problem.strerror}); check the file") from None
+
+
+def _listed(names: Iterable[str]) -> str:
+    few = list(names)
+    return ", ".join(map(repr, few[:5])) + (f" and {len(few) - 5} more" if len(few) > 5 else "")
+
+
+def load_folder(root: Path) -> ImageSet:
+    """A folder of small images, all of one size, as arrays; both splits must be there."""
+    index = index_folder(root)
+    if index.test is None:
+        raise InputError(f"{root}: no labelled images in test/ or val/; {_LAYOUT}")
+    train, test = _decoded(index.train), _decoded(index.test)
+    if train.x.shape[1:] != test.x.shape[1:]:
+        sizes = " and ".join(f"{split.x.shape[3]} x {split.x.shape[2]}" for split in (train, test))
+        raise InputError(f"{root}: training and test images are {sizes} pixels; make them alike")
+    return ImageSet(train, test, index.classes)
+
+
+def _decoded(files: FolderSplit) -> Split:
+    x: npt.NDArray[np.uint8] | None = None
+    for number, path in enumerate(files.paths):
+        image = decode(path, str(path)).transpose(2, 0, 1)
+        if x is None:
+            if len(files) * image.size > MAX_ARRAY:
+                raise InputError(f"{path.parent}: {len(files)} images of this size need more than {MAX_ARRAY} bytes")
+            x = np.empty((len(files), *image.shape), np.uint8)
+        if image.shape != x.shape[1:]:
+            sizes = f"{image.shape[2]} x {image.shape[1]} pixels, others {x.shape[3]} x {x.shape[2]}"
+            raise InputError(f"{path}: has {sizes}; images of data=folder must all have one size")
+        x[number] = image
+    assert x is not None  # index_folder refuses a class without images
+    return Split(x, files.y)
+
+
+def decode(source: Path | bytes, name: str) -> npt.NDArray[np.uint8]:
+    """The image as RGB uint8 [H, W, 3]; grey, palette and CMYK are converted, alpha is dropped, as ImageNet's users do.
+
+    `name` is what an error calls the image.
+    """
+    from PIL import Image, UnidentifiedImageError  # here, because only image files need it
+
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise InputError(
+                    f"{name}: {width} x {height} pixels, more than the {MAX_PIXELS} allowed; make it smaller"
+                )
+            return _rgb(image)
+    except InputError:
+        raise
+    except UnidentifiedImageError:
+        reason = "is no JPEG, PNG or WebP image"
+    except OSError as problem:
+        reason = f"cannot be read ({problem.strerror or str(problem).splitlines()[0]})"
+    except Exception as problem:  # a damaged image can fail in any way at all
+        reason = f"cannot be decoded ({type(problem).__name__})"
+    raise InputError(f"{name}: {reason}; replace or remove it")
+
+
+def _rgb(image: Any) -> npt.NDArray[np.uint8]:
+    if image.mode.startswith("I"):  # 16-bit grey, which Pillow clips at 255 when it converts
+        grey = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+        return np.repeat(grey[..., None], 3, axis=2)
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return np.array(image.convert("RGB"))

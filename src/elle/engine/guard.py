@@ -1,0 +1,187 @@
+"""The guard: looks for a collapse during training, keeps the last healthy state, and does what `on_collapse` says."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from elle.config import Config
+from elle.core.controller import Constant, OnOff
+from elle.core.linearity import Linearity
+from elle.data.registry import find_dataset
+from elle.engine import checkpoint
+from elle.engine.monitor import Kind, Verdict
+from elle.engine.probe import IMAGES, CollapseMonitor
+from elle.engine.runtime import autocast
+from elle.engine.step import RECORDED
+from elle.errors import InputError, WorkError
+from elle.methods import Method
+
+if TYPE_CHECKING:
+    from elle.engine.loop import Run
+
+MAX_ROLLBACKS = 3
+"""A run that collapses once more after so many rollbacks stops."""
+SHARE = 0.25
+"""Share of the batch for which the penalty that the guard switches on is computed: dear enough to act, cheap to pay."""
+_PREFIX = "healthy."
+
+
+class Guard:
+    """A run's monitor, its last healthy state, and how often it has gone back to one."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.rollbacks = 0
+        self.tensors: dict[str, Tensor] | None = None
+        """The last healthy state: clones on the device of what `Step.state` returned."""
+        self.step = 0
+        """The step after which they were taken."""
+        # On by default for every method that its network can learn to fool.
+        given = run.config.probe_every
+        wanted = run.config.on_collapse != "warn" or run.method.few_steps
+        twice_an_epoch = -(-run.steps_per_epoch // 2) if wanted else 0
+        self.every = twice_an_epoch if given is None else given
+        if not self.every and run.config.on_collapse != "warn":
+            raise InputError(f"on_collapse={run.config.on_collapse} needs the monitor; leave probe_every=0 out")
+        self.monitor = _monitor(run, self.every) if self.every else None
+
+    @property
+    def condition(self) -> Kind | None:
+        return None if self.monitor is None else self.monitor.condition
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        return [] if self.monitor is None else [dataclasses.asdict(verdict) for verdict in self.monitor.verdicts]
+
+    def due(self) -> bool:
+        """Whether it is time for a look."""
+        return self.monitor is not None and self.run.done % self.every == 0
+
+    def look(self, position: int, seconds: float) -> bool:
+        """Look at the network after `position` steps and `seconds` of the epoch; whether the run was rolled back.
+
+        In the training precision and apart from its random state: a look changes nothing.
+        """
+        run, monitor = self.run, self.monitor
+        assert monitor is not None
+        rows = run.step.records[max(0, position - self.every) : position].nanmean(0).tolist()
+        means = {name: value if math.isfinite(value) else None for name, value in zip(RECORDED, rows, strict=True)}
+        with autocast(run.device, run.precision):
+            verdict = monitor.check(
+                run.step.model, run.done, loss=means["loss"], accuracy=means["accuracy"], rate=float(run.step.lr)
+            )
+        checkpoint.append_line(run.directory / "probes.jsonl", monitor.readings[-1])
+        if monitor.healthy:
+            self.tensors = {name: value.detach().clone() for name, value in run.step.state().items()}
+            self.step = run.done
+        return verdict is not None and self._act(verdict, seconds)
+
+    def _act(self, verdict: Verdict, seconds: float) -> bool:
+        run = self.run
+        values = dataclasses.asdict(verdict)
+        run.event(values.pop("kind").replace(" ", "_"), **values)
+        run.watcher.judged(verdict)
+        run.watcher.said(str(verdict))
+        if verdict.kind != "collapse":
+            return False
+        self._keep_both_networks()
+        if run.config.on_collapse == "warn":
+            return False
+        if self.tensors is None:
+            raise WorkError(f"stopped: {verdict}; no healthy state was kept; start again with on_collapse=rollback")
+        spent = self.rollbacks == MAX_ROLLBACKS
+        if run.config.on_collapse == "rollback" and not spent:
+            self.rollbacks += 1
+            self._roll_back(self.tensors, seconds, strengthened(run.step.method, run.config))
+            return True
+        self._roll_back(self.tensors, seconds, run.step.method)
+        run.save()
+        advice = "start again with method=elle-a" if spent else "continue it with --resume on_collapse=rollback"
+        raise WorkError(
+            f"stopped after {self.rollbacks} rollbacks: {verdict}; the run is back at its last healthy state, "
+            f"step {run.done}, and saved; {advice}"
+        )
+
+    def _roll_back(self, tensors: dict[str, Tensor], seconds: float, method: Method) -> None:
+        """Back to the last healthy state and on from there with `method`; the time lost stays counted."""
+        run = self.run
+        assert self.monitor is not None
+        at, run.done = run.done, self.step
+        dropped = [record for record in run.history if record["step"] > run.done]
+        run.history = [record for record in run.history if record["step"] <= run.done]
+        run.epoch_seconds = seconds + sum(record["seconds"] for record in dropped)
+        run.use(method)
+        rule = {name: value for name, value in run.step.state().items() if name.startswith("rule.")}
+        run.step.restore(tensors | rule)
+        if run.done % run.steps_per_epoch == 0:
+            run.step.position.zero_()
+        readings = self.monitor.forget(run.done)
+        run.rewrite()
+        weight = None if method.weight is None else method.weight.value
+        known = {"undone_from": at, "method": method.name, "weight": weight, "records": dropped, "probes": readings}
+        run.event("rollback", step=run.done, **known)
+        words = "" if weight is None else f" at weight {weight:g}"
+        run.watcher.said(f"rolled back to step {run.done}, going on with {method.name}{words}")
+
+    def _keep_both_networks(self) -> None:
+        """Write the network before the collapse and the collapsed one, to be looked at (`elle plot`)."""
+        kept = self.tensors or {}
+        before = {name.removeprefix("model."): kept[name] for name in kept if name.startswith("model.")}
+        states = {"before": (self.step, before), "after": (self.run.done, self.run.step.model.state_dict())}
+        for name, (step, tensors) in states.items():
+            if tensors:
+                header = self.run.model_header() | {"step": step}
+                checkpoint.write_tensors(self.run.directory / f"{name}-collapse.safetensors", tensors, header)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and header entries for a checkpoint."""
+        header: dict[str, Any] = {"guard": {"rollbacks": self.rollbacks, "healthy_step": self.step}}
+        if self.monitor is not None:
+            header["monitor"] = self.monitor.state_dict()
+        if self.run.config.on_collapse == "warn":
+            return {}, header  # the state is kept to be looked at, never to be gone back to
+        return {_PREFIX + name: value for name, value in (self.tensors or {}).items()}, header
+
+    def restore_method(self, header: dict[str, Any]) -> None:
+        """Have the run train with the method that its rollbacks had led to."""
+        self.rollbacks = header.get("guard", {"rollbacks": 0})["rollbacks"]
+        method = self.run.method
+        for _ in range(self.rollbacks):
+            method = strengthened(method, self.run.config)
+        self.run.use(method)
+
+    def restore(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        """Put back what `state` returned."""
+        if "guard" not in header:
+            return  # a checkpoint of a version without a guard
+        self.step = header["guard"]["healthy_step"]
+        like = self.run.step.state()
+        kept = {name.removeprefix(_PREFIX): value for name, value in tensors.items() if name.startswith(_PREFIX)}
+        self.tensors = {name: value.to(like[name].device) for name, value in kept.items() if name in like} or None
+        if self.monitor is not None and "monitor" in header:
+            self.monitor.load_state_dict(header["monitor"])
+
+
+def _monitor(run: Run, every: int) -> CollapseMonitor:
+    x, y = run.tracked
+    # Spread over the set, which may be sorted by class.
+    chosen = torch.linspace(0, len(x) - 1, min(IMAGES, len(x)), device=run.device).long()
+    x = x[chosen].contiguous(memory_format=torch.channels_last)
+    eps, norm, per_epoch = run.step.eps, run.config.norm, max(1, run.steps_per_epoch // every)
+    return CollapseMonitor(x, y[chosen], eps, norm=norm, per_epoch=per_epoch, seed=run.config.seed)
+
+
+def strengthened(method: Method, config: Config) -> Method:
+    """ELLE-A added to a method without a penalty; otherwise twice its weight, on twice the images (at most all)."""
+    if method.regulariser is not None and method.weight is not None and method.weight.value > 0:
+        rule: Constant | OnOff = dataclasses.replace(method.weight, value=2 * method.weight.value)
+        measured = dataclasses.replace(method.regulariser, share=min(1.0, 2 * method.regulariser.share))
+        return dataclasses.replace(method, weight=rule, regulariser=measured)
+    weight = find_dataset(config.data).weights["elle-a"]
+    value = weight(config.eps or 0.0, config.schedule) if callable(weight) else weight
+    error = Linearity(norm=config.norm, clip=bool(config.clip), share=SHARE)
+    return dataclasses.replace(method.with_penalty("elle-a"), regulariser=error, weight=OnOff(value))

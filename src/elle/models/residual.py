@@ -1,0 +1,174 @@
+"""Residual networks: ResNet, PreActResNet and WideResNet differ in their block, their widths and their stem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Activation = Callable[[], nn.Module]
+SMALL = 64
+"""Images up to this many pixels a side keep their resolution in the stem; larger ones get ImageNet's stem."""
+
+
+def _stem(shape: tuple[int, int, int], width: int) -> tuple[nn.Conv2d, nn.Module]:
+    """The first convolution and a pooling: 3 x 3 and none for small images, 7 x 7 and 3 x 3 in strides of 2 else."""
+    channels, height, image_width = shape
+    if min(height, image_width) <= SMALL:
+        return nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.Identity()
+    return nn.Conv2d(channels, width, 7, 2, padding=3, bias=False), nn.MaxPool2d(3, 2, padding=1)
+
+
+def _plan(width: int, stride: int, bottleneck: bool) -> list[tuple[int, int, int]]:
+    """The convolutions of a block as (kernel, channels, stride)."""
+    if bottleneck:
+        return [(1, width, 1), (3, width, stride), (1, 4 * width, 1)]
+    return [(3, width, stride), (3, width, 1)]
+
+
+class PostActBlock(nn.Module):
+    """Conv-BN twice or three times with activations between and after the sum; torchvision's names."""
+
+    def __init__(self, width_in: int, width: int, stride: int, bottleneck: bool, activation: Activation) -> None:
+        super().__init__()
+        plan = _plan(width, stride, bottleneck)
+        self.depth, channels = len(plan), width_in
+        for k, (kernel, width_out, step) in enumerate(plan, 1):
+            self.add_module(f"conv{k}", nn.Conv2d(channels, width_out, kernel, step, kernel // 2, bias=False))
+            self.add_module(f"bn{k}", nn.BatchNorm2d(width_out))
+            channels = width_out
+        self.downsample: nn.Module | None = None
+        if stride != 1 or width_in != channels:
+            shortcut = nn.Conv2d(width_in, channels, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(channels))
+        self.activation = activation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = x if self.downsample is None else self.downsample(x)
+        out = x
+        for k in range(1, self.depth + 1):
+            out = getattr(self, f"bn{k}")(getattr(self, f"conv{k}")(out))
+            out = self.activation(out if k < self.depth else out + skip)
+        return out
+
+
+class PreActBlock(nn.Module):
+    """BN-activation-conv twice or three times; the shortcut starts after the first activation, as usual on CIFAR."""
+
+    def __init__(self, width_in: int, width: int, stride: int, bottleneck: bool, activation: Activation) -> None:
+        super().__init__()
+        plan = _plan(width, stride, bottleneck)
+        self.depth, channels = len(plan), width_in
+        for k, (kernel, width_out, step) in enumerate(plan, 1):
+            self.add_module(f"bn{k}", nn.BatchNorm2d(channels))
+            self.add_module(f"conv{k}", nn.Conv2d(channels, width_out, kernel, step, kernel // 2, bias=False))
+            channels = width_out
+        self.shortcut: nn.Module | None = None
+        if stride != 1 or width_in != channels:
+            self.shortcut = nn.Conv2d(width_in, channels, 1, stride, bias=False)
+        self.activation = activation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = skip = x
+        for k in range(1, self.depth + 1):
+            out = self.activation(getattr(self, f"bn{k}")(out))
+            if k == 1 and self.shortcut is not None:
+                skip = self.shortcut(out)
+            out = getattr(self, f"conv{k}")(out)
+        return out + skip
+
+
+def _stages(
+    block: type[PreActBlock | PostActBlock],
+    width_in: int,
+    widths: Sequence[int],
+    blocks: Sequence[int],
+    bottleneck: bool,
+    activation: Activation,
+) -> list[nn.Sequential]:
+    """Stages of `blocks` blocks each; every stage but the first halves the resolution."""
+    stages = []
+    for number, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+        stage = nn.Sequential()
+        for k in range(count):
+            stage.append(block(width_in, width, 2 if number > 0 and k == 0 else 1, bottleneck, activation))
+            width_in = 4 * width if bottleneck else width
+        stages.append(stage)
+    return stages
+
+
+def _he_initialise(model: nn.Module) -> None:
+    """Convolutions as He et al. (arXiv 1502.01852) draw them, by the number of outputs."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+class ResNet(nn.Module):
+    """He et al., arXiv 1512.03385, with the names of torchvision's networks, whose weights it loads."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        classes: int,
+        activation: Activation,
+        *,
+        blocks: Sequence[int],
+        bottleneck: bool = False,
+    ) -> None:
+        super().__init__()
+        self.conv1, self.maxpool = _stem(shape, 64)
+        self.bn1 = nn.BatchNorm2d(64)
+        stages = _stages(PostActBlock, 64, (64, 128, 256, 512), blocks, bottleneck, activation)
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.fc = nn.Linear(2048 if bottleneck else 512, classes)
+        self.activation = activation()
+        _he_initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.maxpool(self.activation(self.bn1(self.conv1(x))))
+        out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
+        logits: Tensor = self.fc(F.adaptive_avg_pool2d(out, 1).flatten(1))
+        return logits
+
+
+class PreActResNet(nn.Module):
+    """He et al., arXiv 1603.05027: stages of PreActBlocks, a final BatchNorm, average pooling, one linear layer."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        classes: int,
+        activation: Activation,
+        *,
+        blocks: Sequence[int],
+        bottleneck: bool = False,
+        stem_width: int = 64,
+        widths: Sequence[int] = (64, 128, 256, 512),
+    ) -> None:
+        super().__init__()
+        self.conv, self.pool = _stem(shape, stem_width)
+        stages = _stages(PreActBlock, stem_width, widths, blocks, bottleneck, activation)
+        self.blocks = nn.Sequential(*(block for stage in stages for block in stage))
+        features = widths[-1] * (4 if bottleneck else 1)
+        self.bn = nn.BatchNorm2d(features)
+        self.linear = nn.Linear(features, classes)
+        self.activation = activation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.activation(self.bn(self.blocks(self.pool(self.conv(x)))))
+        out = F.adaptive_avg_pool2d(out, 1).flatten(1)
+        logits: Tensor = self.linear(out)
+        return logits
+
+
+class WideResNet(PreActResNet):
+    """WRN-`depth`-`factor` (Zagoruyko and Komodakis, arXiv 1605.07146): three wide stages of PreActBlocks."""
+
+    def __init__(
+        self, shape: tuple[int, int, int], classes: int, activation: Activation, *, depth: int, factor: int
+    ) -> None:
+        widths = (16 * factor, 32 * factor, 64 * factor)
+        super().__init__(shape, classes, activation, blocks=[(depth - 4) // 6] * 3, stem_width=16, widths=widths)
+        _he_initialise(self)

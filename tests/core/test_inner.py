@@ -1,0 +1,458 @@
+"""Losses with an inner problem of their own: what they maximise, the gradient they add, and the network they leave."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+
+from elle.core.inner import Bilevel, Guided, LatentStep, WorstGap, nuclear_norm
+from elle.core.linearity import input_gradient
+from elle.models.registry import build_model
+from tests.networks import conv_net, gradient, images, relative_distance, smooth_net
+
+EPS = 16 / 255
+
+
+def when(steps=0, share=0.0):
+    return torch.tensor(steps), torch.tensor(share)
+
+
+class Watched(nn.Module):
+    """A network that writes down the points it is given."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.seen = network, []
+
+    def forward(self, x):
+        self.seen.append(x.detach().clone())
+        return self.network(x)
+
+
+def flat_images(count=6, inputs=12):
+    """Images away from 0 and 1, so that the ball alone bounds a step."""
+    x = 0.3 + 0.4 * torch.rand(count, inputs, generator=torch.Generator().manual_seed(5))
+    return x, torch.arange(count) % 4
+
+
+# Nuclear norm
+
+
+def orthogonal(rows, columns):
+    return torch.linalg.qr(torch.randn(rows, columns, generator=torch.Generator().manual_seed(1)))[0]
+
+
+def with_singular_values(*values, rows=9):
+    count = len(values)
+    return orthogonal(rows, count) @ torch.diag(torch.tensor(values)) @ orthogonal(count, count)
+
+
+MATRICES = {
+    "tall": torch.randn(32, 10, generator=torch.Generator().manual_seed(0)),
+    "wide": torch.randn(4, 10, generator=torch.Generator().manual_seed(0)),
+    "square": with_singular_values(3.0, 2.0, 1.0, rows=3),
+    "one image": torch.randn(1, 10, generator=torch.Generator().manual_seed(0)),
+    "large": 1e12 * with_singular_values(3.0, 2.0, 1.0),
+    "small": 1e-30 * with_singular_values(3.0, 2.0, 1.0),
+    "repeated": 5 * orthogonal(9, 4),
+    "repeated and wide": 5 * orthogonal(9, 4).mT,
+    "identity": torch.eye(5),
+    "rank one": torch.ones(8, 5),
+    "rank two": with_singular_values(2.0, 1.0, 0.0, 0.0),
+    "spread": with_singular_values(1.0, 1e-2, 1e-4),
+    "zero": torch.zeros(6, 4),
+}
+FULL_RANK = ["tall", "wide", "square", "one image", "large", "small", "repeated", "repeated and wide", "identity"]
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_the_nuclear_norm_is_the_sum_of_the_singular_values(name):
+    matrix = MATRICES[name]
+    expected = float(torch.linalg.matrix_norm(matrix.double(), ord="nuc"))
+    assert float(nuclear_norm(matrix)) == pytest.approx(expected, rel=1e-4, abs=0)
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_the_gradient_of_the_nuclear_norm_is_a_subgradient(name):
+    """G has no singular value above 1, and <G, M> is the norm itself."""
+    matrix = MATRICES[name].clone().requires_grad_()
+    nuclear_norm(matrix).backward()
+    assert matrix.grad.isfinite().all()
+    assert torch.linalg.matrix_norm(matrix.grad, ord=2) <= 1 + 1e-4
+    expected = float(torch.linalg.matrix_norm(MATRICES[name].double(), ord="nuc"))
+    assert float((matrix.grad * MATRICES[name]).sum()) == pytest.approx(expected, rel=1e-4, abs=0)
+
+
+@pytest.mark.parametrize("name", FULL_RANK)
+def test_the_gradient_of_the_nuclear_norm_is_the_polar_factor(name):
+    matrix = MATRICES[name].clone().requires_grad_()
+    nuclear_norm(matrix).backward()
+    u, _, v = torch.linalg.svd(MATRICES[name].double() / MATRICES[name].abs().max().double(), full_matrices=False)
+    torch.testing.assert_close(matrix.grad.double(), u @ v, rtol=0, atol=1e-4)
+
+
+# GAT and NuAT
+
+GUIDED = {
+    "gat": Guided(),
+    "gat-original": Guided(start=0.5, clean=True, alternate=True, late=4.0),
+    "nuat": Guided("nuclear", 4.5, start=0.5, clean=True, alternate=True, ramp=True),
+}
+
+
+def distance(loss, here, there):
+    if loss.distance == "nuclear":
+        return torch.linalg.matrix_norm(here - there, ord="nuc") / len(here)
+    return (here.softmax(1) - there.softmax(1)).square().sum(1).mean()
+
+
+def guided_step(loss, model, x, y, corner, weight):
+    """One sign step from the corner up CE + weight * distance, in the ball; and where the gradient is not tiny."""
+    corner = corner.clone().requires_grad_()
+    logits = model(corner)
+    objective = F.cross_entropy(logits, y) + weight * distance(loss, model(x).detach(), logits)
+    (slope,) = torch.autograd.grad(objective, corner)
+    return x + (corner.detach() + EPS * slope.sign() - x).clamp(-EPS, EPS), slope.abs() > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "weight"),
+    [
+        ("gat", 0, 10.0),
+        ("gat", 1, 10.0),
+        ("gat-original", 0, 0.0),
+        ("gat-original", 1, 10.0),
+        ("gat-original", 2, 0.0),
+        ("nuat", 2, 0.0),
+        ("nuat", 3, 4.5),
+    ],
+)
+def test_the_guided_attack_is_one_step_up_its_sum_at_the_steps_that_guide(name, steps, weight):
+    loss, model = GUIDED[name], Watched(smooth_net(seed=2))
+    x, y = flat_images(16)
+    torch.manual_seed(3)
+    loss(model, x, y, x, EPS, when(steps, 0.9 if loss.ramp else 0.5))
+    _, corner, points, _ = model.seen
+    torch.testing.assert_close((corner - x).abs(), torch.full_like(x, loss.start * EPS))
+    expected, certain = guided_step(loss, model.network, x, y, corner, weight)
+    torch.testing.assert_close(points[certain], expected[certain])
+    other, sure = guided_step(loss, model.network, x, y, corner, 10.0 - weight)
+    assert not torch.equal(other[certain & sure], expected[certain & sure])  # the weight does tell them apart
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "weight"),
+    [
+        ("gat", 0.0, 10.0),
+        ("gat", 0.95, 10.0),
+        ("gat-original", 0.85, 10.0),
+        ("gat-original", 0.87, 40.0),
+        ("nuat", 0.0, 0.0),
+        ("nuat", 0.45, 2.25),
+        ("nuat", 0.9, 4.5),
+        ("nuat", 1.0, 4.5),
+    ],
+)
+@pytest.mark.parametrize("steps", [0, 1])
+def test_the_guided_loss_weighs_the_distance_by_the_share_of_the_training_done(name, share, weight, steps):
+    loss, model = GUIDED[name], Watched(smooth_net(seed=2))
+    x, y = flat_images(16)
+    value, logits = loss(model, x, y, x, EPS, when(steps, share))
+    here, there = model.network(x), model.network(model.seen[2])
+    torch.testing.assert_close(logits, there)
+    expected = F.cross_entropy(here if loss.clean else there, y) + weight * distance(loss, here, there)
+    torch.testing.assert_close(value, expected)
+
+
+def test_the_guided_points_are_inside_the_ball_and_the_pixel_range():
+    x, y = images(16)
+    x = x.round()
+    for loss in GUIDED.values():
+        model = Watched(conv_net())
+        loss(model, x, y, x, EPS, when())
+        assert (model.seen[2] - x).abs().max() <= EPS * (1 + 1e-5)
+        assert all(points.min() >= 0 and points.max() <= 1 for points in model.seen)
+
+
+# SLAT
+
+
+def latent_pass(loss, network, x, y, place):
+    """What goes into module `place` + 1 in the last forward, and the output of `place` that it was made of."""
+    outputs, inputs, images_in = [], [], []
+    handles = [
+        network[place].register_forward_hook(lambda module, arguments, output: outputs.append(output.detach())),
+        network[place + 1].register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0].detach())),
+        network[0].register_forward_pre_hook(lambda module, arguments: images_in.append(arguments[0].detach())),
+    ]
+    loss(network, x, y, x, EPS, when())
+    for handle in handles:
+        handle.remove()
+    return outputs[-1], inputs[-1], images_in[-1]
+
+
+def channel_range(values):
+    return values.amin((2, 3), keepdim=True), values.amax((2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_latent_step_moves_an_activation_along_the_sign_of_its_gradient_inside_its_range(place):
+    network, (x, y) = conv_net(), images(8)
+    output, moved, points = latent_pass(LatentStep(layers=str(place)), network, x, y, place)
+    leaf = x.clone().requires_grad_()
+    hidden = network[: place + 1](leaf)
+    loss = F.cross_entropy(network[place + 1 :](hidden), y)
+    of_image, of_hidden = torch.autograd.grad(loss, [leaf, hidden])
+    torch.testing.assert_close(points, (x + 0.9 * EPS * of_image.sign()).clamp(*channel_range(x)))
+    expected = (output + 1.8 * EPS * of_hidden.sign()).clamp(*channel_range(output))
+    torch.testing.assert_close(moved, expected)
+    whole = ((moved - output).abs() - 1.8 * EPS).abs() < 1e-5
+    assert 0.3 < whole.float().mean() < 1  # most go all the way, some are held by the range
+
+
+def test_a_latent_step_of_a_linear_layer_has_no_range():
+    network, (x, y) = smooth_net(64), images(8)
+    output, moved, _ = latent_pass(LatentStep(layers="1"), network, x, y, 1)
+    torch.testing.assert_close((moved - output).abs(), torch.full_like(output, 1.8 * EPS), rtol=1e-4, atol=1e-6)
+
+
+def test_without_steps_the_latent_loss_is_the_clean_one():
+    network, (x, y) = conv_net(), images(8)
+    loss, logits = LatentStep(alpha=0, latent=0)(network, x, y, x, EPS, when())
+    torch.testing.assert_close(logits, network(x))
+    torch.testing.assert_close(loss, F.cross_entropy(network(x), y))
+
+
+def test_the_default_layers_are_the_first_convolution_and_the_first_block():
+    resnet = build_model("preact-resnet18", (3, 8, 8), 10)
+    assert LatentStep().modules(resnet) == [resnet.conv, resnet.blocks[0]]
+    plain = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    assert LatentStep().modules(plain) == [plain[0], plain[2]]
+    assert LatentStep().modules(conv_net())[0].in_channels == 1
+
+
+def test_a_layer_is_found_by_name_or_refused_by_name():
+    network = conv_net()
+    assert LatentStep(layers=" 2 ,0, 2").modules(network) == [network[2], network[0]]
+    with pytest.raises(ValueError, match="has no layer 'conv9'; it has 0, 1"):
+        LatentStep(layers="0,conv9").modules(network)
+    with pytest.raises(ValueError, match="has no convolution"):
+        LatentStep().modules(smooth_net())
+
+
+def test_the_order_in_which_layers_are_named_does_not_matter():
+    x, y = images(8)
+    losses = [LatentStep(layers=layers)(conv_net(), x, y, x, EPS, when())[0] for layers in ("0,1,2", "2,0,1", "1,0,2")]
+    assert losses[0] == losses[1] == losses[2]
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared, self.last = nn.Conv2d(1, 1, 3, padding=1), nn.Linear(64, 4)
+
+    def forward(self, x):
+        return self.last(self.shared(self.shared(x).tanh()).tanh().flatten(1))
+
+
+def test_a_layer_that_is_called_twice_is_moved_at_each_call():
+    network, (x, y) = Twice(), images(8)
+    leaf = x.clone().requires_grad_()
+    first = network.shared(leaf)
+    second = network.shared(first.tanh())
+    slopes = torch.autograd.grad(F.cross_entropy(network.last(second.tanh().flatten(1)), y), [first, second])
+    with torch.no_grad():
+        hidden = x
+        for slope in slopes:
+            output = network.shared(hidden)
+            hidden = (output + 1.8 * EPS * slope.sign()).clamp(*channel_range(output)).tanh()
+        expected = network.last(hidden.flatten(1))
+    _, logits = LatentStep(alpha=0, layers="shared")(network, x, y, x, EPS, when())
+    torch.testing.assert_close(logits, expected)
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, None])
+def test_the_hooks_are_gone_afterwards_even_where_the_network_raises(fails_at):
+    class Failing(nn.Identity):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == fails_at:
+                raise RuntimeError("no memory")
+            return x
+
+    network = nn.Sequential(*conv_net(), Failing())
+    x, y = images(8)
+    try:
+        LatentStep(layers="0,1")(network, x, y, x, EPS, when())
+        assert fails_at is None
+    except RuntimeError:
+        assert fails_at is not None
+    assert not any(module._forward_hooks for module in network.modules())
+
+
+# Fast-BAT
+
+
+def image_losses(network, parameters, x, y):
+    return F.cross_entropy(functional_call(network, parameters, (x,)), y, reduction="none")
+
+
+def unflattened(network, flat):
+    sizes = [parameter.numel() for parameter in network.parameters()]
+    parts = zip(network.named_parameters(), flat.split(sizes), strict=True)
+    return {name: part.view(parameter.shape) for (name, parameter), part in parts}
+
+
+def flattened(network):
+    return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+
+
+def mixed_derivative(network, x, y):
+    """d/dtheta of each image's input gradient, dense: [B, inputs, parameters]."""
+
+    def slopes(flat):
+        points = x.clone().requires_grad_()
+        losses = image_losses(network, unflattened(network, flat), points, y)
+        return torch.autograd.grad(losses.sum(), points, create_graph=True)[0]
+
+    return torch.autograd.functional.jacobian(slopes, flattened(network))
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.7])
+def test_the_gradient_of_the_bilevel_loss_is_the_dense_one(rate):
+    weight, eps = 0.05, 0.1
+    model = Watched(smooth_net(6, 3, seed=4).double())
+    x, y = flat_images(5, 6)
+    x, y = x.double(), y % 3
+    torch.manual_seed(0)
+    loss, _ = Bilevel(input_gradient, rate=rate, weight=weight)(model, x, y, x, eps, when())
+    loss.backward()
+    network, (_, before, after) = model.network, model.seen
+    step = input_gradient(network, before, y)
+    torch.testing.assert_close(after, x + (before + rate * step - x).clamp(-eps, eps))
+    inside = ((before + rate * step - x).abs() < eps).double()
+    assert 0.1 < inside.mean() < 1
+    outer = input_gradient(network, after, y)
+    implicit = torch.einsum("bip,bi->p", mixed_derivative(network, before, y), inside * outer) / weight / len(x)
+    parameters = list(network.parameters())
+    direct = torch.autograd.grad(F.cross_entropy(network(after), y), parameters)
+    direct = torch.cat([part.flatten() for part in direct])
+    assert relative_distance(direct, direct + implicit) > 0.05  # the term is large enough to be seen
+    assert relative_distance(gradient(network), direct + implicit) < 1e-5
+
+
+@pytest.mark.parametrize("clip", ["ball", "pixels"])
+def test_a_point_on_the_edge_carries_no_implicit_gradient(clip):
+    """With a step that leaves the ball, or [0, 1], in every coordinate only the direct gradient is left."""
+    eps = 8 / 255
+    model = Watched(smooth_net(seed=4))
+    x, y = torch.rand(16, 12, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 4
+    if clip == "pixels":
+        x, eps = x.round(), 0.9
+    Bilevel(input_gradient, rate=1e6, weight=1e-3)(model, x, y, x, eps, when())[0].backward()
+    found = gradient(model)
+    model.zero_grad()
+    F.cross_entropy(model(model.seen[-1]), y).backward()
+    torch.testing.assert_close(found, gradient(model))
+
+
+def test_the_value_of_the_bilevel_loss_is_the_cross_entropy():
+    model = Watched(smooth_net())
+    x, y = flat_images()
+    loss, logits = Bilevel(input_gradient, weight=0.01)(model, x, y, x, EPS, when())
+    torch.testing.assert_close(logits, model.network(model.seen[-1]))
+    torch.testing.assert_close(loss, F.cross_entropy(logits, y))
+
+
+# The original LLR
+
+
+def bent_net():
+    """A smooth network whose loss is far from linear in a ball of 0.2."""
+    network = smooth_net(seed=6)
+    with torch.no_grad():
+        network[1].weight *= 4
+        network[3].weight *= 3
+    return network
+
+
+def gap(network, x, y, d):
+    slope = input_gradient(network, x, y)
+    there, here = (F.cross_entropy(network(points), y, reduction="none") for points in (x + d, x))
+    return (there - here - (d * slope).sum(1)).abs().detach()
+
+
+def test_the_worst_gap_is_above_those_of_random_points():
+    eps, model = 0.2, Watched(bent_net())
+    x, y = flat_images(16)
+    torch.manual_seed(0)
+    WorstGap(input_gradient)(model, x, y, x, eps, when())
+    d = model.seen[-1].chunk(2)[1] - x
+    assert d.abs().max() <= eps * (1 + 1e-5)
+    found = gap(model.network, x, y, d)
+    random = torch.stack([gap(model.network, x, y, (2 * torch.rand_like(x) - 1) * eps) for _ in range(200)])
+    assert (found > random.mean(0)).all()
+    assert found.mean() > random.max(0).values.mean()
+
+
+def test_more_steps_find_a_larger_gap():
+    eps, means = 0.2, []
+    x, y = flat_images(16)
+    for steps in (1, 20):
+        model = Watched(bent_net())
+        torch.manual_seed(0)
+        WorstGap(input_gradient, steps=steps, rate=0.02)(model, x, y, x, eps, when())
+        means.append(gap(model.network, x, y, model.seen[-1].chunk(2)[1] - x).mean())
+    assert means[0] < means[1]
+
+
+def test_the_gradient_of_the_original_llr_agrees_with_differences_at_a_frozen_point():
+    eps, model = 0.2, Watched(bent_net().double())
+    x, y = flat_images(8)
+    x = x.double()
+    loss, logits = WorstGap(input_gradient, weight=2.0, slope=0.7)(model, x, y, x, eps, when())
+    loss.backward()
+    network = model.network
+    d = model.seen[-1].chunk(2)[1] - x
+
+    def value(flat):
+        parameters = unflattened(network, flat)
+        here, there = (image_losses(network, parameters, points, y) for points in (x, x + d))
+        leaf = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(image_losses(network, parameters, leaf, y).sum(), leaf)
+        linear = (d * slope).sum(1)
+        return float((here + 2.0 * (there - here - linear).abs() + 0.7 * linear.abs()).mean())
+
+    at = flattened(network)
+    assert loss.item() == pytest.approx(value(at), rel=1e-5)
+    torch.testing.assert_close(logits, network(x).float())
+    found = gradient(network)
+    for seed in range(5):
+        direction = torch.randn(len(at), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        slope = (value(at + 1e-6 * direction) - value(at - 1e-6 * direction)) / 2e-6
+        assert float(found @ direction) == pytest.approx(slope, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Guided("cosine"), "distance"),
+        (lambda: Guided(weight=-1.0), "weight"),
+        (lambda: Guided(weight=math.nan), "weight"),
+        (lambda: Bilevel(input_gradient, weight=0.0), "weight"),
+        (lambda: Bilevel(input_gradient, weight=math.inf), "weight"),
+        (lambda: Bilevel(input_gradient, steps=0), "steps"),
+        (lambda: WorstGap(input_gradient, weight=-1.0), "weight"),
+        (lambda: WorstGap(input_gradient, slope=-0.1), "slope"),
+        (lambda: WorstGap(input_gradient, steps=0), "steps"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_name(make, name):
+    with pytest.raises(ValueError, match=f"^{name} is "):
+        make()

@@ -1,0 +1,356 @@
+"""CIFAR-100, SVHN, MNIST, parquet, archives and a user's own arrays: read alike, and every wrong file named."""
+
+import gzip
+import io
+import shutil
+import struct
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elle.data import files
+from elle.data.arrays import own_arrays, read_npy, read_npz
+from elle.data.cifar import CIFAR100, cifar10, cifar100
+from elle.data.idx import fashion_mnist, mnist, read_idx
+from elle.data.mat import read_mat, svhn
+from elle.data.registry import DATASETS, load_dataset
+from elle.errors import InputError
+
+from .layouts import (
+    encoded,
+    fake_batches,
+    fake_images,
+    idx_bytes,
+    py2_array,
+    py2_dict,
+    py2_int,
+    py2_list,
+    py2_pickle,
+    py2_string,
+    small_images,
+    write_archive,
+    write_binary,
+    write_idx,
+    write_mat,
+    write_parquet,
+    write_python,
+)
+
+
+def refused(load, *words):
+    with pytest.raises(InputError) as error:
+        load()
+    assert [word for word in map(str, words) if word not in str(error.value)] == [], error.value
+    assert "\n" not in str(error.value)
+
+
+def write_cifar100_binary(root):
+    folder = root / "cifar-100-binary"
+    folder.mkdir(parents=True)
+    for name, seed in (("train", 1), ("test", 2)):
+        x, _ = fake_images(20, seed)
+        y = (np.arange(20) * 5).astype(np.uint8)
+        (folder / f"{name}.bin").write_bytes(np.column_stack([y // 5, y, x]).tobytes())
+    (folder / "fine_label_names.txt").write_text("\n".join(CIFAR100.classes) + "\n")
+    return folder
+
+
+def write_cifar100_python(root):
+    folder = root / "cifar-100-python"
+    folder.mkdir(parents=True)
+    for name, seed in (("train", 1), ("test", 2)):
+        labels = {key: py2_list([py2_int(5 * n // by) for n in range(20)]) for key, by in FINE_AND_COARSE}
+        (folder / name).write_bytes(py2_pickle(py2_dict({b"data": py2_array(fake_images(20, seed)[0]), **labels})))
+    names = py2_list([py2_string(name.encode()) for name in CIFAR100.classes])
+    (folder / "meta").write_bytes(py2_pickle(py2_dict({b"fine_label_names": names})))
+    return folder
+
+
+FINE_AND_COARSE = ((b"coarse_labels", 5), (b"fine_labels", 1))
+
+
+@pytest.mark.parametrize("write", [write_cifar100_binary, write_cifar100_python])
+@pytest.mark.parametrize("packed", [False, True])
+def test_cifar100_has_its_fine_labels_in_every_layout(tmp_path, write, packed):
+    folder = write(tmp_path / "unpacked")
+    root = folder.parent
+    if packed:
+        root = tmp_path / "archive"
+        write_archive(root / f"{folder.name}.tar.gz", folder)
+    images = cifar100(root)
+    np.testing.assert_array_equal(images.train.x.reshape(20, -1), fake_images(20, 1)[0])
+    np.testing.assert_array_equal(images.test.y, np.arange(20) * 5)
+    assert images.classes == CIFAR100.classes
+    assert (len(set(images.classes)), list(images.classes)) == (100, sorted(images.classes))
+
+
+@pytest.mark.parametrize(("write", "name"), [(write_binary, "cifar-10-binary"), (write_python, "cifar-10-python")])
+def test_cifar10_is_read_from_its_archives_or_from_one_given_as_the_root(tmp_path, write, name):
+    folder = write(tmp_path / "unpacked")
+    path = write_archive(tmp_path / f"{name}.tar.gz", folder)
+    other = shutil.copy(path, tmp_path / "unpacked" / "other.tgz")
+    for root in (tmp_path, path, Path(other)):
+        images = cifar10(root)
+        np.testing.assert_array_equal(images.test.x.reshape(20, -1), fake_batches()["test_batch"][0])
+        assert len(images.train) == 100
+
+
+def test_an_archive_that_lacks_a_file_is_named(tmp_path):
+    folder = write_binary(tmp_path / "unpacked")
+    (folder / "data_batch_4.bin").unlink()
+    path = write_archive(tmp_path / "cifar-10-binary.tar.gz", folder)
+    refused(lambda: cifar10(tmp_path), path, "lacks data_batch_4.bin", "incomplete")
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_svhn_label_ten_is_the_digit_zero(tmp_path, compressed):
+    write_mat(tmp_path / "svhn", compressed)
+    images = svhn(tmp_path)
+    x, y = small_images(20, (32, 32, 3), 20)
+    np.testing.assert_array_equal(images.train.x, x.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(images.train.y, y)
+    assert (len(images.test), images.classes) == (10, tuple("0123456789"))
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_matrices_are_read_as_scipy_reads_them(tmp_path, compressed):
+    from scipy.io import loadmat, savemat
+
+    content = {"other": "text", "X": np.arange(24, dtype=np.uint8).reshape(2, 3, 4), "y": np.array([[1.5], [-2]])}
+    savemat(tmp_path / "a.mat", content | {"cell": np.array([{}], dtype=object)}, do_compression=compressed)
+    raw, theirs = (tmp_path / "a.mat").read_bytes(), loadmat(tmp_path / "a.mat")
+    for key, ours in read_mat(raw, "a.mat", ("X", "y")).items():
+        np.testing.assert_array_equal(ours, theirs[key])
+    assert list(read_mat(raw, "a.mat", ("y",))) == ["y"]
+
+
+def test_wrong_matrices_are_named(tmp_path):
+    from scipy.io import savemat
+
+    path = write_mat(tmp_path) / "train_32x32.mat"
+    x, y = small_images(4, (32, 32, 3))
+    for content, words in (
+        ({"X": x, "y": y}, ["uint8 [4, 32, 32, 3]", "[32, 32, 3, N]"]),
+        ({"X": x.transpose(1, 2, 3, 0).astype(float), "y": y}, ["float64"]),
+        ({"X": x.transpose(1, 2, 3, 0), "y": y + 1.5}, ["not 1 to 10"]),
+        ({"X": x.transpose(1, 2, 3, 0), "y": y[1:] + 1}, ["4 images but 3 labels"]),
+        ({"X": x.transpose(1, 2, 3, 0)}, ["no matrix `y`"]),
+    ):
+        savemat(path, content)
+        refused(lambda: svhn(tmp_path), path, *words)
+    path.write_bytes(b"MATLAB 7.3 MAT-file" + bytes(200))
+    refused(lambda: svhn(tmp_path), path, "7.3", "-v7")
+    path.write_bytes(b"hello")
+    refused(lambda: svhn(tmp_path), path, "no MATLAB 5 file")
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(("load", "folder"), [(mnist, "MNIST/raw"), (fashion_mnist, "fashion-mnist"), (mnist, ".")])
+def test_idx_files_plain_or_zipped_have_one_channel(tmp_path, zipped, load, folder):
+    write_idx(tmp_path / folder, zipped)
+    images = load(tmp_path)
+    x, y = small_images(20, (28, 28), 20)
+    np.testing.assert_array_equal(images.train.x, x[:, None])
+    np.testing.assert_array_equal(images.train.y, y)
+    assert images.test.x.shape == (10, 1, 28, 28)
+    assert images.classes[9] == {"mnist": "9", "fashion_mnist": "Ankle boot"}[load.__name__]
+
+
+def test_wrong_idx_files_are_named(tmp_path):
+    path = write_idx(tmp_path, zipped=False) / "train-images-idx3-ubyte"
+    x, y = small_images(20, (28, 28))
+    for raw, words in (
+        (idx_bytes(x)[:-1], ["does not hold the"]),
+        (idx_bytes(x) + b"1", ["does not hold the"]),
+        (idx_bytes(y), ["3 dimensions"]),
+        (idx_bytes(x[:, 1:]), ["27 x 28 pixels"]),
+        (idx_bytes(x[1:]), ["19 images but 20 labels"]),
+        (b"", ["no idx file"]),
+        (gzip.compress(idx_bytes(x))[:-40], ["does not hold the"]),
+        (b"\x1f\x8bwrong", ["damaged"]),
+    ):
+        path.write_bytes(raw)
+        refused(lambda: mnist(tmp_path), path, *words)
+
+
+@pytest.mark.parametrize(
+    ("load", "image", "label", "folder"),
+    [
+        (cifar10, "img", "label", "plain_text"),
+        (cifar100, "img", "fine_label", "cifar100"),
+        (svhn, "image", "label", "cropped_digits"),
+    ],
+)
+def test_parquet_shards_are_joined_in_order(tmp_path, load, image, label, folder):
+    write_parquet(tmp_path / folder, image, label)
+    images = load(tmp_path)
+    parts = [small_images(10, (32, 32, 3), seed) for seed in range(3)]
+    np.testing.assert_array_equal(images.train.x, np.concatenate([x for x, _ in parts[:2]]).transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(images.test.y, parts[2][1])
+
+
+def test_shards_of_several_row_groups_are_read(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    write_parquet(tmp_path)
+    x, y = small_images(700, (32, 32, 3), 7)
+    table = pa.table({"img": [{"bytes": encoded(one, "PNG")} for one in x], "label": y})
+    parquet.write_table(table, tmp_path / "test-00000-of-00001.parquet", row_group_size=300)
+    images = cifar10(tmp_path)
+    np.testing.assert_array_equal(images.test.x, x.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(images.test.y, y)
+
+
+def test_grey_parquet_images_have_one_channel(tmp_path):
+    write_parquet(tmp_path / "mnist", "image", shape=(28, 28))
+    np.testing.assert_array_equal(mnist(tmp_path).test.x, small_images(10, (28, 28), 2)[0][:, None])
+    write_parquet(tmp_path / "mnist", "image", shape=(28, 28, 3))
+    refused(lambda: mnist(tmp_path), "image 0", "not grey")
+
+
+def test_wrong_shards_are_named(tmp_path, monkeypatch):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path = write_parquet(tmp_path) / "train-00001-of-00002.parquet"
+    good = encoded(small_images(1, (32, 32, 3))[0][0], "PNG")
+    for table, words in (
+        ({"img": [{"bytes": good[:200]}], "label": [1]}, ["image 0", "replace"]),
+        ({"img": [{"bytes": encoded(np.zeros((8, 9, 3), np.uint8), "PNG")}], "label": [1]}, ["9 x 8 pixels"]),
+        ({"img": [{"bytes": good}], "label": [10]}, ["label 10"]),
+        ({"img": [{"bytes": good}, {"bytes": None}], "label": [1, 1]}, ["image 1", "no bytes"]),
+        ({"img": [{"bytes": good + bytes(2**17)}] * 1000, "label": [1] * 1000}, ["image file of", "more than 65536"]),
+        ({"img": [{"bytes": good}] * 2, "label": [1, None]}, ["image 1", "whole number"]),
+        ({"img": [{"bytes": good}], "label": ["cat"]}, ["image 0", "whole number"]),
+        ({"img": [1], "label": [1]}, ["no parquet file of images"]),
+        ({"picture": [1], "label": [1]}, ["picture, label"]),
+    ):
+        parquet.write_table(pa.table(table), path)
+        refused(lambda: cifar10(tmp_path), path, *words)
+    path.unlink()
+    refused(lambda: cifar10(tmp_path), "1 of the 2 shards")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "train-00000-of-00002.parquet").rename(tmp_path / "train.parquet")
+    refused(lambda: cifar10(tmp_path), "elle-at[parquet]")
+
+
+X, Y = small_images(12, (9, 7, 3))
+
+
+def save_arrays(folder, kind, x=X, y=Y):
+    folder.mkdir(exist_ok=True)
+    pairs = {"train": (x, y), "test": (X[:5], Y[:5])}
+    if kind == "pair":
+        for split, (images, labels) in pairs.items():
+            np.savez_compressed(folder / f"{split}.npz", x=images, y=labels)
+    elif kind == "npy":
+        for split, (images, labels) in pairs.items():
+            np.save(folder / f"x_{split}.npy", images)
+            np.save(folder / f"y_{split}.npy", labels)
+    else:
+        np.savez(folder / "all.npz", x_train=x, y_train=y, x_test=X[:5], y_test=Y[:5])
+        return folder / "all.npz"
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["pair", "npy", "one"])
+@pytest.mark.parametrize("layout", ["last", "first", "fortran"])
+def test_own_arrays_are_read_in_every_layout(tmp_path, kind, layout):
+    x = {"last": X, "first": X.transpose(0, 3, 1, 2), "fortran": np.asfortranarray(X)}[layout]
+    images = own_arrays(save_arrays(tmp_path / "a", kind, x))
+    np.testing.assert_array_equal(images.train.x, X.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(images.test.y, Y[:5])
+    assert images.classes == tuple("0123456789")
+    assert images.train.x.flags.writeable
+
+
+def test_own_arrays_may_be_grey_and_their_classes_named(tmp_path):
+    root = save_arrays(tmp_path / "a", "pair")
+    np.savez(root / "train.npz", x=X[..., 0], y=Y.astype(np.int32))
+    np.savez(root / "test.npz", x=X[:5, ..., :1], y=Y[:5])
+    (root / "classes.txt").write_text("".join(f"class {letter}\n" for letter in "abcdefghij"))
+    images = load_dataset("arrays", root)
+    assert images.train.x.shape == (12, 1, 9, 7)
+    assert images.classes[3] == "class d"
+    (root / "classes.txt").write_text("a\nb\n")
+    refused(lambda: own_arrays(root), root / "classes.txt", "names 2 classes", "up to 9")
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        (X / 255, Y, ["float64 [12, 9, 7, 3]", "values 0 to 255"]),
+        (X, Y[:, None], ["`y` is uint8 [12, 1]"]),
+        (X, Y - 1.0, ["`y` is float64"]),
+        (X[:-1], Y, ["11 images but 12 labels"]),
+        (X, Y.astype(np.int64) * 10**17, ["label", "outside 0..11"]),
+        (np.zeros((12, 3, 7, 3), np.uint8), Y, ["channels"]),
+        (np.zeros((12, 9, 7, 5), np.uint8), Y, ["channels"]),
+        (X[:0], Y[:0], ["no images"]),
+        (X[:, 1:], Y, ["test images", "alike"]),
+    ],
+)
+def test_wrong_own_arrays_are_named(tmp_path, x, y, words):
+    root = save_arrays(tmp_path / "a", "pair", x, y)
+    refused(lambda: own_arrays(root), root, *words)
+
+
+def test_no_arrays_says_what_is_wanted(tmp_path):
+    refused(lambda: own_arrays(tmp_path), tmp_path, "train.npz", "x_train.npy", "root=FILE.npz")
+    refused(lambda: own_arrays(tmp_path / "absent"), "no such folder")
+
+
+def test_object_arrays_are_never_made(tmp_path, monkeypatch):
+    import pickle
+
+    monkeypatch.setattr(pickle, "load", lambda *_: pytest.fail("unpickled"))
+    np.save(tmp_path / "x.npy", np.array([{}], dtype=object))
+    np.savez(tmp_path / "x.npz", x=np.array([{}], dtype=object))
+    refused(lambda: read_npy(tmp_path / "x.npy"), tmp_path / "x.npy", "plain numbers")
+    refused(lambda: read_npz(tmp_path / "x.npz", ("x",)), tmp_path / "x.npz", "plain numbers")
+
+
+def bomb_npy(shape):
+    head = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head
+
+
+def test_claims_of_huge_sizes_are_refused_before_anything_is_allocated(tmp_path, monkeypatch):
+    """Each of these few bytes would otherwise become a terabyte, or more zeros than a machine has memory for."""
+    monkeypatch.setattr(files, "MAX_BYTES", 2**20)
+    monkeypatch.setattr("elle.data.idx.MAX_BYTES", 2**20)
+    monkeypatch.setattr("elle.data.mat.MAX_BYTES", 2**20)
+    (tmp_path / "x.npy").write_bytes(bomb_npy((2**20, 2**20)))
+    refused(lambda: read_npy(tmp_path / "x.npy"), "claims 1099511627776 bytes")
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", bomb_npy((2**40,)) + bytes(2**20))
+    refused(lambda: read_npz(tmp_path / "x.npz", ("x",)), "claims")
+    head = bytes([0, 0, 8, 3]) + struct.pack(">III", 2**20, 28, 28)
+    refused(lambda: read_idx(gzip.compress(head + bytes(1000)), "file", 3), "claims to hold")
+    content = zlib.compress(struct.pack("<II", 14, 2**31) + bytes(2**22))
+    raw = bytes(126) + b"IM" + struct.pack("<II", 15, len(content)) + content
+    refused(lambda: read_mat(raw, "file", ("X",)), "unpacks to more than")
+    large = tmp_path / "cifar-10-batches-bin"
+    write_binary(tmp_path)
+    (large / "test_batch.bin").write_bytes(bytes(2**20 + 1))
+    monkeypatch.setattr(files.read_bounded, "__defaults__", (2**20,))
+    refused(lambda: cifar10(tmp_path), "larger than")
+
+
+def test_numpy_files_compressed_in_ways_numpy_does_not_are_refused(tmp_path):
+    buffer = io.BytesIO()
+    np.save(buffer, X)
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("x.npy", buffer.getvalue())
+    refused(lambda: read_npz(tmp_path / "x.npz", ("x",)), "as NumPy does it")
+
+
+def test_a_set_that_is_not_there_names_every_place_and_the_command(tmp_path):
+    for name, row in DATASETS.items():
+        if row.needs_root and name not in ("arrays", "folder"):
+            refused(lambda row=row: row.load(tmp_path), tmp_path, f"elle data get {name}")

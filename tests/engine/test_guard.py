@@ -1,0 +1,202 @@
+"""Warn, stop, roll back: what a run does about a collapse, and that it can be interrupted anywhere in between."""
+
+import json
+
+import pytest
+import torch
+
+from elle.core.controller import OnOff
+from elle.engine import checkpoint
+from elle.engine.guard import MAX_ROLLBACKS, SHARE, strengthened
+from elle.engine.loop import Watcher, train
+from elle.engine.probe import CollapseMonitor
+from elle.errors import InputError, WorkError
+from elle.methods import METHODS
+
+EPOCH, PROBE = 18, 9  # steps
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def events(run):
+    return [(event["event"], event.get("step")) for event in lines(run / "events.jsonl") if event["event"] != "resume"]
+
+
+@pytest.fixture
+def collapsing(monkeypatch):
+    """collapsing(4, 5): the looks of this number, counted over the whole run, show a collapsed network."""
+
+    def make(*bad):
+        seen = []
+
+        def look(self, model):
+            seen.append(len(seen) + 1)
+            fell = seen[-1] in bad
+            levels = (
+                {"multi": 0.01, "single": 0.9, "error": 0.1} if fell else {"multi": 0.4, "single": 0.5, "error": 1e-5}
+            )
+            return {"clean": 0.7, "chance": 0.1, **levels}
+
+        monkeypatch.setattr(CollapseMonitor, "look", look)
+
+    return make
+
+
+def trained_weights(run):
+    return checkpoint.read_tensors(run / "model.safetensors")[0]
+
+
+def test_training_with_the_monitor_is_training_without_it(settings, tmp_path):
+    for every in (0, 5):
+        train(settings(f"probe_every={every}", "method=n-fgsm", out=str(every)))
+    mine, theirs = trained_weights(tmp_path / "0"), trained_weights(tmp_path / "5")
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+    assert [one["step"] for one in lines(tmp_path / "5" / "probes.jsonl")] == [5, 10, 15]
+    assert not (tmp_path / "0" / "probes.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "looks"),
+    [
+        (["method=fgsm"], 2),
+        (["method=elle-a"], 2),
+        (["method=pgd-3"], 0),
+        (["method=standard"], 0),
+        (["method=pgd-3", "on_collapse=stop"], 2),
+        (["method=pgd-3", "probe_every=6"], 3),
+        (["method=fgsm", "probe_every=0"], 0),
+    ],
+)
+def test_the_monitor_is_on_for_single_step_methods_and_where_it_is_asked_for(settings, tmp_path, words, looks):
+    train(settings(*words))
+    path = tmp_path / "run" / "probes.jsonl"
+    assert (len(lines(path)) if path.exists() else 0) == looks
+
+
+def test_a_guard_without_its_monitor_is_refused(settings):
+    with pytest.raises(InputError, match="on_collapse=stop needs the monitor"):
+        train(settings("on_collapse=stop", "probe_every=0"))
+
+
+def test_a_warning_goes_to_the_events_the_watcher_and_the_result(settings, tmp_path, collapsing):
+    collapsing(3, 4)
+    said, verdicts = [], []
+    result = train(settings("epochs=3"), watcher=Watcher(said=said.append, judged=verdicts.append))
+    assert events(tmp_path / "run") == [("collapse", 36), ("recovery", 54), ("finish", 54)]
+    assert [(one["kind"], one["step"], one["since"]) for one in result["verdicts"]] == [
+        ("collapse", 36, 27),
+        ("recovery", 54, 45),
+    ]
+    assert [verdict.kind for verdict in verdicts] == ["collapse", "recovery"]
+    assert any("collapse at step 36 (high confidence): accuracy under the multi-step" in text for text in said)
+    assert result["rollbacks"] == 0
+
+
+def test_stopping_leaves_the_last_healthy_state(settings, tmp_path, collapsing):
+    collapsing(3, 4)
+    with pytest.raises(WorkError, match="collapse at step 36 .* last healthy state, step 18, .*on_collapse=rollback"):
+        train(settings("epochs=3", "on_collapse=stop"))
+    assert events(tmp_path / "run") == [("collapse", 36), ("rollback", 18)]
+    assert [path.name for path in checkpoint.checkpoints(tmp_path / "run")] == ["step-00000018.safetensors"]
+    train(settings("epochs=3", "max_steps=18", out="short"))
+    stopped, short = (
+        checkpoint.load_checkpoint(checkpoint.checkpoint_path(tmp_path / name, 18))[0] for name in ("run", "short")
+    )
+    model = {name for name in short if name.startswith("model.")}
+    torch.testing.assert_close({k: stopped[k] for k in model}, {k: short[k] for k in model}, rtol=0, atol=0)
+
+
+def test_a_rollback_undoes_the_collapse_and_goes_on_with_elle_a(settings, tmp_path, collapsing):
+    collapsing(3, 4)
+    result = train(settings("epochs=3", "on_collapse=rollback"))
+    run = tmp_path / "run"
+    assert events(run) == [("collapse", 36), ("rollback", 18), ("finish", 54)]
+    rollback = next(event for event in lines(run / "events.jsonl") if event["event"] == "rollback")
+    assert (rollback["method"], rollback["weight"], rollback["undone_from"]) == ("fgsm+elle-a", 100, 36)
+    assert [one["step"] for one in rollback["probes"]] == [27, 36]
+    assert (result["rollbacks"], result["steps"]) == (1, 54)
+    records = lines(run / "metrics.jsonl")
+    assert [(record["step"], record["error"] is None) for record in records] == [(18, True), (36, False), (54, False)]
+    assert [one["step"] for one in lines(run / "probes.jsonl")] == [9, 18, 27, 36, 45, 54]
+    assert [(one["step"], len(one["loss"])) for one in lines(run / "steps.jsonl")] == [(1, 18), (19, 18), (37, 18)]
+
+
+def test_the_time_that_a_rollback_undoes_stays_counted(settings, tmp_path, collapsing):
+    collapsing(4, 5)
+    train(settings("epochs=3", "on_collapse=rollback"))
+    rollback = next(event for event in lines(tmp_path / "run" / "events.jsonl") if event["event"] == "rollback")
+    (undone,) = rollback["records"]
+    again = lines(tmp_path / "run" / "metrics.jsonl")[1]
+    assert undone["epoch"] == again["epoch"] == 2
+    assert again["seconds"] > undone["seconds"]
+
+
+def test_a_rollback_into_the_middle_of_an_epoch_continues_that_epoch(settings, tmp_path, collapsing):
+    collapsing(4, 5)
+    train(settings("epochs=4", "on_collapse=rollback"))
+    run = tmp_path / "run"
+    assert events(run)[:2] == [("collapse", 45), ("rollback", 27)]
+    assert [record["step"] for record in lines(run / "metrics.jsonl")] == [18, 36, 54, 72]
+    errors = lines(run / "steps.jsonl")[1]["error"]
+    assert [error is None for error in errors] == [True] * 9 + [False] * 9
+
+
+def test_the_guard_never_loops_forever(settings, tmp_path, collapsing):
+    collapsing(*range(3, 100))
+    with pytest.raises(WorkError, match=f"stopped after {MAX_ROLLBACKS} rollbacks: .* start again with method=elle-a"):
+        train(settings("epochs=3", "on_collapse=rollback"))
+    assert [name for name, _ in events(tmp_path / "run")] == ["collapse", "rollback"] * (MAX_ROLLBACKS + 1)
+    with pytest.raises(WorkError, match=f"stopped after {MAX_ROLLBACKS} rollbacks"):
+        train(settings("epochs=3", "on_collapse=rollback"), resume=True)
+
+
+def test_a_run_whose_healthy_state_was_not_kept_says_so(settings, collapsing):
+    collapsing(3, 4)
+    train(settings("epochs=3", "max_steps=27"))
+    with pytest.raises(WorkError, match="no healthy state was kept"):
+        train(settings("epochs=3", "on_collapse=rollback"), resume=True)
+
+
+class PulledPlugError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("cut", [19, 36, 40])
+def test_interrupted_around_a_rollback_and_resumed_is_uninterrupted_bitwise(settings, tmp_path, collapsing, cut):
+    words = ("epochs=3", "on_collapse=rollback", "method=n-fgsm")
+    collapsing(3, 4)
+    train(settings(*words, out="whole"))
+    passed = []
+
+    def stepped(step):
+        passed.append(step)
+        # The checkpoints are those of whole epochs: the looks made since the last one are made again.
+        if passed.count(cut) == (2 if cut == 40 else 1) or (cut == 40 and step == 40):
+            raise PulledPlugError
+
+    collapsing(3, 4)
+    with pytest.raises(PulledPlugError):
+        train(settings(*words, out="cut"), watcher=Watcher(stepped=stepped))
+    collapsing(*((1, 2) if cut == 19 else (1, 2) if cut == 36 else ()))
+    train(settings(*words, out="cut"), resume=True)
+    mine, theirs = (
+        checkpoint.load_checkpoint(checkpoint.checkpoint_path(tmp_path / name, 54)) for name in ("whole", "cut")
+    )
+    torch.testing.assert_close(mine[0], theirs[0], rtol=0, atol=0, equal_nan=True)
+    assert mine[1]["guard"] == theirs[1]["guard"] == {"rollbacks": 1, "healthy_step": 54}
+    assert mine[1]["monitor"] == theirs[1]["monitor"]
+    assert lines(tmp_path / "whole" / "probes.jsonl") == lines(tmp_path / "cut" / "probes.jsonl")
+    assert lines(tmp_path / "whole" / "steps.jsonl") == lines(tmp_path / "cut" / "steps.jsonl")
+
+
+def test_the_stronger_method(settings):
+    config = settings("clip=true").resolved()
+    first = strengthened(METHODS["n-fgsm"], config)
+    assert (first.name, first.attack, first.weight) == ("n-fgsm+elle-a", METHODS["n-fgsm"].attack, OnOff(100))
+    assert (first.regulariser.share, first.regulariser.clip) == (SHARE, True)
+    third = strengthened(strengthened(first, config), config)
+    assert (third.weight, third.regulariser.share) == (OnOff(400), 4 * SHARE)
+    assert strengthened(third, config).regulariser.share == 1
+    assert strengthened(METHODS["elle"], config).weight.value == 2 * METHODS["elle"].weight.value

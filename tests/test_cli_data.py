@@ -1,0 +1,110 @@
+"""The `elle data` commands as a user meets them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from elle.cli_data import app
+from elle.data import download
+from elle.data.registry import DATASETS
+from elle.engine.trained import load_run
+
+from .data.layouts import encoded, small_images, write_npz
+
+COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ELLE_DATA", raising=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_every_command_has_an_example(elle, command):
+    outcome = elle("data", command, "--help")
+    assert outcome.code == 0
+    assert f"Example: elle data {command}" in outcome.out
+
+
+def test_the_list_is_that_of_datasets(elle):
+    assert elle("data", "list").out == elle("datasets").out
+    assert [row["name"] for row in json.loads(elle("data", "list", "--json").out)] == list(DATASETS)
+
+
+def test_check_prints_a_table_and_json(elle, tmp_path):
+    write_npz(tmp_path / "data")
+    outcome = elle("data", "check", "cifar10")
+    assert outcome.code == 0
+    assert [word for word in ("airplane", "32 x 32 (100)", "also training images: 0") if word not in outcome.out] == []
+    report = json.loads(elle("data", "check", "cifar10", "--root", tmp_path / "data", "--json").out)
+    assert report["splits"]["train"]["images"] == 100
+
+
+def test_check_fails_where_a_file_cannot_be_read(elle, tmp_path):
+    for split in ("train", "val"):
+        folder = tmp_path / split / "cat"
+        folder.mkdir(parents=True)
+        (folder / "a.png").write_bytes(encoded(small_images(1, (8, 8, 3))[0][0], "PNG"))
+    damaged = tmp_path / "train" / "cat" / "b.png"
+    damaged.write_bytes(b"damaged")
+    outcome = elle("data", "check", "folder", "--root", tmp_path)
+    assert outcome.code == 1
+    assert f"unreadable: {damaged}" in outcome.out.replace("\n", "")
+    assert "also training images: 1" in outcome.out
+
+
+def test_separation_prints_the_distance_and_half_of_it(elle, tmp_path):
+    x = np.full((4, 8, 8, 3), 100, np.uint8)
+    x[1:, 0, 0, 0] = (130, 105, 190)
+    np.savez(tmp_path / "train.npz", x=x, y=[0, 1, 0, 1])
+    np.savez(tmp_path / "test.npz", x=x[:1] + 7, y=[1])
+    found = json.loads(elle("data", "separation", "arrays", "--root", tmp_path, "--json").out)
+    assert found["train-train"] == {"distance": "25/255", "eps": "12.5/255", "images": [1, 2], "classes": ["1", "0"]}
+    assert found["test-train"]["distance"] == "7/255"
+    outcome = elle("data", "separation", "arrays", "--root", tmp_path)
+    assert [word for word in ("25/255", "12.5/255", "1 (1) and 2 (0)") if word not in outcome.out] == []
+
+
+def test_get_goes_to_the_root_and_says_what_is_there(elle, tmp_path, monkeypatch):
+    def pretend(name, root, report):
+        report("file", 1, 2)
+        report("file", 2, 2)
+        return [root / "file"]
+
+    monkeypatch.setattr(download, "get", pretend)
+    assert elle("data", "get", "cifar10").out == "cifar10 is in data: 1 files, checked\n"
+    monkeypatch.setenv("ELLE_DATA", str(tmp_path / "variable"))
+    printed = json.loads(elle("data", "get", "cifar10", "--json").out)
+    assert printed["files"] == [str(tmp_path / "variable" / "file")]
+
+
+@pytest.mark.parametrize("command", ["check", "separation", "get"])
+def test_mistakes_are_one_line_with_code_two(elle, command):
+    outcome = elle("data", command, "cifar-10")
+    assert outcome.code == 2
+    assert outcome.err.startswith("elle: no ")
+    assert "did you mean 'cifar10'?" in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+def test_nothing_there_names_the_places_and_where_the_root_came_from(elle, tmp_path, monkeypatch):
+    outcome = elle("data", "check", "svhn")
+    assert outcome.code == 2
+    assert [word for word in ("data/svhn", "ELLE_DATA", "elle data get svhn") if word not in outcome.err] == []
+
+
+def test_class_names_travel_into_the_run_and_its_results(elle, tmp_path):
+    root = tmp_path / "mine"
+    root.mkdir()
+    for split, seed in (("train", 0), ("test", 1)):
+        x, y = small_images(40, (8, 8), seed)
+        np.savez(root / f"{split}.npz", x=x, y=y % 3)
+    (root / "classes.txt").write_text("red panda\nfox\nÜ-boat\n", encoding="utf-8")
+    words = ["data=arrays", f"root={root}", "model=small-cnn", "method=fgsm", "epochs=1", "batch=20", "final=clean"]
+    outcome = elle("train", *words, "eval_every=0", "device=cpu", f"out={tmp_path / 'run'}")
+    assert outcome.code == 0, outcome.err
+    names = ["red panda", "fox", "Ü-boat"]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["classes"] == names
+    assert load_run(tmp_path / "run").classes == tuple(names)

@@ -1,0 +1,53 @@
+"""The benchmarks of networks and augmentation run on a CPU, and what they save can be read."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch, tmp_path):
+    """A benchmark's module, saving into the test's own folder."""
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setattr(import_module("results"), "FOLDER", tmp_path)
+    return import_module
+
+
+def saved(tmp_path):
+    (file,) = tmp_path.iterdir()
+    return json.loads(file.read_text())
+
+
+def test_networks_are_timed_and_their_operations_counted(benchmark, tmp_path, capsys):
+    module = benchmark("networks")
+    module.main(["--models", "small-cnn", "--batches", "2,4", "--device", "cpu", "--save"])
+    rows = saved(tmp_path)["rows"]
+    assert [(row["model"], row["image"], row["batch"]) for row in rows] == [
+        ("small-cnn", "3x32x32", 2),
+        ("small-cnn", "3x32x32", 4),
+    ]
+    assert all(row["forward_ms"] > 0 and row["forward_backward_ms"] > 0 for row in rows)
+    assert capsys.readouterr().out.count("small-cnn") == 2
+
+
+def test_a_backward_counts_twice_a_forward_less_the_gradient_to_the_images(benchmark):
+    module = benchmark("networks")
+    row = module.MODELS["small-cnn"]
+    first_layer = 2 * 16 * 3 * 5 * 5 * 16 * 16 / 1e9
+    forward = module.giga_flops(row, backward=False)
+    assert forward == pytest.approx(row.gflop, abs=5e-4)
+    assert module.giga_flops(row, backward=True) == pytest.approx(3 * forward - first_layer)
+
+
+def test_an_augmented_batch_is_compared_with_the_step(benchmark, tmp_path, monkeypatch):
+    module = benchmark("augmentation")
+    monkeypatch.setattr(module, "measure", lambda method, device, precision: {"ms": 4.0})
+    module.main(["--device", "cpu", "--save"])
+    result = saved(tmp_path)
+    assert result["step_ms"] == 4.0
+    assert result["share"] == pytest.approx(result["batch_ms"] / 4, abs=1e-5)
+    assert result["batch_ms"] > 0
