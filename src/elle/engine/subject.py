@@ -87,11 +87,7 @@ def load_subject(source: Source, device: torch.device) -> Subject:
         subject = _checkpoint(source, Path(source.path))
     else:
         subject = _run(source, Path(source.path))
-    layout = torch.channels_last if device.type == "cuda" else torch.preserve_format
     subject.model.to(device).eval()
-    for parameter in subject.model.parameters():
-        if parameter.dim() == 4:
-            parameter.data = parameter.data.contiguous(memory_format=layout)
     return subject
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from elle.core.attacks import SignStep
 from elle.evaluation.autoattack.norms import Norm
-from elle.evaluation.autoattack.objectives import cross_entropy
+from elle.evaluation.autoattack.objectives import cross_entropy, violation
 from elle.evaluation.autoattack.oracle import Oracle, Precision, constant
 from elle.evaluation.autoattack.slots import Slots, blank, broken_points
 
@@ -36,7 +36,8 @@ class PGD:
     def step(self, slots: Slots) -> None:
         """Look whether the points are adversarial already, and step on."""
         answer = self.oracle.ascend(slots.x_adv, lambda logits: cross_entropy(logits, slots.y))
-        slots.note(answer.logits, torch.ones_like(slots.left, dtype=torch.bool))
+        everywhere = torch.ones_like(slots.left, dtype=torch.bool)
+        slots.note(violation(answer.logits, slots.y), self.oracle.doubt(answer.logits), everywhere)
         slots.x_adv.copy_(self.attack.next_point(slots.x_adv, answer.gradient, slots.x, self.eps))
         slots.left.sub_(1)
         slots.note_last(slots.x_adv)
