@@ -181,6 +181,12 @@ def test_too_little_said_is_one_line_and_exit_code_2(elle, words):
     assert_one_line(elle("evaluate", *words), 2)
 
 
+def test_autoattack_is_not_tracked_while_training(elle):
+    outcome = elle("train", "data=digits", "track=clean,autoattack", "device=cpu")
+    assert_one_line(outcome, 2)
+    assert "name it in `final` instead" in outcome.err
+
+
 def test_two_evaluations_are_compared(elle, run_copy, tmp_path):
     for name, eps in (("a", "0.05"), ("b", "0.4")):
         assert elle("evaluate", run_copy, "--attack", "clean,fgsm", "--eps", eps, "--out", tmp_path / name).code == 0

@@ -74,11 +74,13 @@ def test_a_network_that_no_graph_can_hold_is_evaluated_all_the_same(model, data)
     assert abs(waiting - evaluate(model, x, y, "pgd-5", EPS)["pgd-5"]["correct"]) <= 2
 
 
-@pytest.mark.slow
-def test_pgd_50_10_on_ten_thousand_images_takes_at_most_25_seconds(model):
-    x, y = images(10_000, (3, 32, 32), classes=10, seed=2)
-    data = (x * 255).to(torch.uint8).numpy(), y.numpy()
-    evaluate(model, data[0][:600], data[1][:600], "pgd-5", EPS)
+def test_pgd_50_10_takes_at_most_25_seconds_where_half_of_ten_thousand_images_survive(model):
+    """The survivors cost the time: 5,000 points that a radius of next to nothing does not break."""
+    x, _ = images(5_000, (3, 32, 32), classes=10, seed=2)
+    with torch.no_grad():
+        y = torch.cat([model(part.to(DEVICE)).argmax(1) for part in x.split(500)]).cpu()
+    evaluate(model, x[:600], y[:600], "pgd-5-10", EPS)
     started = time.perf_counter()
-    evaluate(model, *data, "pgd-50-10", EPS)
+    result = evaluate(model, x, y, "pgd-50-10", 1e-7)["pgd-50-10"]
+    assert result["correct"] > 4_900
     assert time.perf_counter() - started <= 25

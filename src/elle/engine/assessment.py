@@ -61,10 +61,14 @@ class Files:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 seconds, facts = json.loads(str(arrays["rest"]))
-                x_adv = arrays.get("x_adv")
-                return Outcome(arrays["broken"], seconds, facts, x_adv)
+                return Outcome(arrays["broken"], seconds, facts)  # images stay in the file until they are wanted
         except (OSError, ValueError, KeyError, zipfile.BadZipFile):
             return None  # damaged from outside: done again
+
+    def examples(self, unit: Unit) -> dict[str, Any]:
+        """Where in its chunk the broken points are, and their adversarial images."""
+        with np.load(self.directory / f"{unit.name}.npz", allow_pickle=False) as arrays:
+            return {"index": arrays["broken"].nonzero()[0], "x_adv": arrays["x_adv"]}
 
     def save(self, unit: Unit, outcome: Outcome) -> None:
         content = io.BytesIO()
@@ -275,12 +279,9 @@ def _keep_examples(out: Path, job: Job) -> None:
     store, attacks = Files(out / PARTS), parse_attacks(job.attack, job.settings.norm)
     for chunk in range(count_chunks(job.count, job.settings.chunk)):
         for unit in plan(attacks, chunk)[1:]:
-            outcome = store.load(unit)
-            assert outcome is not None
-            assert outcome.x_adv is not None
-            content = io.BytesIO()
-            index = outcome.broken.nonzero()[0] + chunk * job.settings.chunk
-            np.savez_compressed(content, index=index, x_adv=outcome.x_adv)
+            arrays, content = store.examples(unit), io.BytesIO()
+            arrays["index"] += chunk * job.settings.chunk
+            np.savez_compressed(content, **arrays)
             write_atomically(out / SAVED / f"{unit.name}.npz", content.getvalue())
 
 
