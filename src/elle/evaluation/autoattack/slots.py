@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from elle.evaluation.autoattack.norms import Norm, per_image, settled
+from elle.evaluation.autoattack.objectives import violation
 from elle.evaluation.autoattack.oracle import Oracle
 
 _GRAPH_SHRINKS_BY = 4
@@ -40,8 +41,9 @@ class Slots:
         for field, value in self._fields():
             value[index] = getattr(rows, field)
 
-    def note(self, excess: Tensor, doubt: Tensor, allowed: Tensor) -> None:
+    def note(self, logits: Tensor, allowed: Tensor, doubt: Tensor | float = 0.0) -> None:
         """Remember x_adv where it is allowed, misclassified as far as can be seen, and further beyond than x_found."""
+        excess = violation(logits, self.y)
         better = allowed & (excess >= -doubt) & (excess > self.excess)
         self.x_found.copy_(torch.where(per_image(better, self.x), self.x_adv, self.x_found))
         self.excess.copy_(torch.where(better, excess, self.excess))

@@ -62,7 +62,7 @@ class Square:
     def step(self, slots: SquareSlots) -> None:
         logits = self.oracle.logits(slots.x_adv)
         value = violation(logits, slots.y)
-        slots.note(value, self.oracle.doubt(logits), torch.ones_like(slots.y, dtype=torch.bool))
+        slots.note(logits, torch.ones_like(slots.y, dtype=torch.bool), self.oracle.doubt(logits))
         better = value > slots.value_best
         slots.x_best.copy_(torch.where(per_image(better, slots.x), slots.x_adv, slots.x_best))
         slots.value_best.copy_(torch.where(better, value, slots.value_best))
