@@ -2,7 +2,7 @@
 
     python benchmarks/autoattack.py RUN [--root DATA] [--images 1000] [--eps 8/255] [--norm linf] [--save]
 
-RUN is a run directory, or a safetensors model out of one. Both engines attack the points that the attacks before
+RUN is a run directory, or the model.safetensors in it. Both engines attack the points that the attacks before
 left standing, in the order of the standard ensemble. The original runs in fp32 or, with --reference tf32, in the
 precision that torch gives it on recent GPUs. `--save` keeps the result as JSON.
 """
@@ -63,7 +63,8 @@ def compared(args: argparse.Namespace, trained: Trained) -> dict[str, Any]:
 
     def fast(name: str, x: Tensor, y: Tensor) -> Tensor:
         graph = device.type == "cuda"
-        return search(name, model, x, y, eps, precision=precision, batch=args.batch, graph=graph, **common)
+        options = {"precision": precision, "batch": args.batch, "graph": graph, "compile": args.compile}
+        return search(name, model, x, y, eps, **options, **common)
 
     def original(name: str, x: Tensor, y: Tensor) -> Tensor:
         return reference.search(name, model, x, y, eps, precision=args.reference, batch=500, **common)
@@ -77,6 +78,7 @@ def compared(args: argparse.Namespace, trained: Trained) -> dict[str, Any]:
         "images": len(x),
         "eps": args.eps,
         "norm": args.norm,
+        "compile": args.compile,
         "precision": {"fast": precision, "reference": args.reference},
         "clean": float(right.double().mean()),
         "engines": engines,
@@ -98,6 +100,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=Budget.queries, help="of square")
     parser.add_argument("--batch", type=int, default=512, help="of ours; the original's is 500")
     parser.add_argument("--precision", default="auto", help="of our search")
+    parser.add_argument("--compile", action="store_true", help="the network, for our search")
     parser.add_argument("--reference", default="fp32", choices=("fp32", "tf32"))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--save", action="store_true")

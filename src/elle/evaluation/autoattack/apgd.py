@@ -147,7 +147,6 @@ class APGD:
         slots.x_adv.copy_(moved)
         question.add_(1).clamp_(max=self.questions)
         slots.left.copy_(self.questions - question)
-        slots.note_last(slots.x_best)
 
     def _checked(self, slots: MomentumSlots, value: Tensor, fresh: Tensor, window: Tensor) -> Tensor:
         """Halve the step of those that rise too seldom or stand still, and send them back to their best point."""

@@ -49,7 +49,7 @@ class Slots:
         self.excess.copy_(torch.where(better, excess, self.excess))
 
     def note_last(self, x_best: Tensor) -> None:
-        """Have the best point of a finished item looked at exactly, even if the search's precision saw no success."""
+        """Have a finished item's last point looked at exactly, if the search did not ask about it itself."""
         last = (self.left <= 0) & (self.excess == float("-inf"))
         self.x_found.copy_(torch.where(per_image(last, self.x), x_best, self.x_found))
         self.excess.masked_fill_(last, 0.0)
@@ -91,8 +91,8 @@ def broken_points(
     items = len(x) * attack.variants
     if items == 0:
         return x_adv
-    # As many slots as make the rounds equally full.
-    count = math.ceil(items / math.ceil(items / batch))
+    # As many slots as make the rounds equally full, unless the network was compiled for full ones.
+    count = batch if oracle.compiled_for else math.ceil(items / math.ceil(items / batch))
     # All points with their first variant come first: what breaks early spares its other items.
     queue = ((point, variant) for variant in range(attack.variants) for point in range(len(x)) if not broken[point])
     points, rows = _fresh(attack, list(itertools.islice(queue, count)), x.device)

@@ -69,7 +69,6 @@ class Square:
         slots.x_adv.copy_(self._proposal(slots))
         slots.query.add_(1).clamp_(max=self.questions - 2)
         slots.left.sub_(1).clamp_(min=0)
-        slots.note_last(slots.x_best)
 
     def _proposal(self, slots: SquareSlots) -> Tensor:
         x, x_best = slots.x, slots.x_best
