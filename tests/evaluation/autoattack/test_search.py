@@ -196,3 +196,17 @@ def test_no_points_no_work(digits_net):
 def test_an_unknown_attack_is_named():
     with pytest.raises(InputError, match="apgd-tt.*did you mean 'apgd-t'"):
         search("apgd-tt", nn.Identity(), torch.rand(1, 4), torch.zeros(1), 0.1, classes=4, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ORDER)
+def test_a_compiled_network_is_attacked_as_well(digits_net, name):
+    """Four full batches and a rest: the compiled network answers for the full ones, for square four times as large."""
+    model, x, y = digits_net
+    budget = Budget(steps=10, queries=30, targets=1)
+    plain, compiled = (
+        search(name, model, x[:90], y[:90], 0.2, classes=10, seed=0, batch=20, budget=budget, compile=compile)
+        for compile in (False, True)
+    )
+    assert (changed(x[:90], plain) != changed(x[:90], compiled)).sum() <= 1
+    assert changed(x[:90], compiled).sum() > 5

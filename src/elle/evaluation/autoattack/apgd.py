@@ -10,7 +10,7 @@ from torch import Tensor
 
 from elle.evaluation.autoattack import noise
 from elle.evaluation.autoattack.norms import Norm, inside, per_image, unit
-from elle.evaluation.autoattack.objectives import cross_entropy, runners_up, targeted_dlr, violation
+from elle.evaluation.autoattack.objectives import cross_entropy, runners_up, targeted_dlr
 from elle.evaluation.autoattack.oracle import Oracle
 from elle.evaluation.autoattack.schedule import Plan, plan
 from elle.evaluation.autoattack.slots import Slots, blank
@@ -123,8 +123,7 @@ class APGD:
         fresh, window, ends = self.plan.fresh[question], self.plan.window[question], self.plan.ends[question]
         radius = self.plan.radius[question] * self.eps
         answer = self.oracle.ascend(slots.x_adv, self._objective(slots))
-        excess = violation(answer.logits, slots.y)
-        slots.note(excess, self.oracle.doubt(answer.logits), self.plan.final[question])
+        slots.note(answer.logits, self.plan.final[question], self.oracle.doubt(answer.logits))
 
         better = fresh | (answer.value > slots.value_best)
         _set(slots.x_best, better, slots.x_adv)
@@ -148,7 +147,6 @@ class APGD:
         slots.x_adv.copy_(moved)
         question.add_(1).clamp_(max=self.questions)
         slots.left.copy_(self.questions - question)
-        slots.note_last(slots.x_best)
 
     def _checked(self, slots: MomentumSlots, value: Tensor, fresh: Tensor, window: Tensor) -> Tensor:
         """Halve the step of those that rise too seldom or stand still, and send them back to their best point."""

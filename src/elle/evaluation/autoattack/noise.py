@@ -5,6 +5,7 @@ A counter-based generator (SplitMix64, Steele et al. 2014) in tensor operations;
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -27,10 +28,17 @@ def _shifted(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
+@functools.cache
+def _stream_keys(seed: int, stream: int) -> tuple[int, int]:
+    """As plain numbers: a tensor made from them on the way could not be captured in a CUDA graph."""
+    first, second = _mixed(torch.tensor([seed % 2**62, stream]) + 1).tolist()
+    return first, second
+
+
 def keys(seed: int, stream: int, index: Tensor) -> Tensor:
     """One key for each index [B]; different streams of one seed are unrelated."""
-    base = _mixed(torch.tensor([seed % 2**62, stream], dtype=torch.int64, device=index.device) + 1)
-    return _mixed(_mixed(index + 1 + base[0]) + base[1])
+    first, second = _stream_keys(seed, stream)
+    return _mixed(_mixed(index + 1 + first) + second)
 
 
 def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:

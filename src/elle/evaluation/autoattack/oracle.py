@@ -30,10 +30,18 @@ class Answer(NamedTuple):
 class Oracle:
     """Answers about a network in eval mode whose parameters are constants; see `constant`."""
 
-    def __init__(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
+    def __init__(
+        self, model: nn.Module, device: torch.device, precision: Precision, compiled_for: int | None = None
+    ) -> None:
         self.model = model
         self.device = device
         self.precision = precision
+        self.compiled_for = compiled_for
+        self._compiled: Callable[[Tensor], Tensor] = torch.compile(model, dynamic=False) if compiled_for else model
+
+    def _network(self, x: Tensor) -> Tensor:
+        """Compiled for batches of one size; the others are too short-lived to be worth it."""
+        return self._compiled(x) if len(x) == self.compiled_for else self.model(x)
 
     def _autocast(self) -> torch.autocast:
         dtype = _AUTOCAST.get(self.precision)
@@ -42,7 +50,7 @@ class Oracle:
     def logits(self, x: Tensor) -> Tensor:
         """[B, K] in the search's precision, as float32."""
         with torch.no_grad(), tf32(self.precision == "tf32"), self._autocast():
-            outputs: Tensor = self.model(self._laid_out(x))
+            outputs = self._network(self._laid_out(x))
         return outputs.float()
 
     def ascend(self, x: Tensor, objective: Callable[[Tensor], Tensor]) -> Answer:
@@ -54,7 +62,7 @@ class Oracle:
         with torch.enable_grad(), tf32(self.precision == "tf32"):
             x = self._laid_out(x).detach().requires_grad_()
             with self._autocast():
-                outputs = self.model(x)
+                outputs = self._network(x)
             logits = outputs.detach().float().requires_grad_()
             value = objective(logits)
             (slope,) = torch.autograd.grad(value.sum(), logits)
@@ -89,21 +97,29 @@ class Oracle:
 
 
 @contextlib.contextmanager
-def constant(model: nn.Module) -> Iterator[None]:
-    """Eval mode, parameters without gradient, repeatable kernels; everything is put back afterwards."""
+def constant(model: nn.Module, channels_last: bool = True) -> Iterator[None]:
+    """Eval mode, parameters without gradient, repeatable kernels; everything is put back afterwards.
+
+    On a GPU convolutions' weights are laid out as the images are, channels last, unless that is not wanted.
+    """
     modes = [(module, module.training) for module in model.modules()]
     wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    filters = [(p, p.data) for p in model.parameters() if channels_last and p.is_cuda and p.dim() == 4]
     cudnn = torch.backends.cudnn
-    kernels = cudnn.benchmark, cudnn.deterministic
+    choice = cudnn.benchmark, cudnn.deterministic
     model.eval()
     for parameter, _ in wanted:
         parameter.requires_grad_(False)
+    for parameter, weights in filters:
+        parameter.data = weights.contiguous(memory_format=torch.channels_last)
     # Kernels chosen by trial differ between runs, and with them the last digits of a search.
     cudnn.benchmark, cudnn.deterministic = False, True
     try:
         yield
     finally:
-        cudnn.benchmark, cudnn.deterministic = kernels
+        cudnn.benchmark, cudnn.deterministic = choice
+        for parameter, weights in filters:
+            parameter.data = weights
         for module, training in modes:
             module.training = training
         for parameter, grad in wanted:

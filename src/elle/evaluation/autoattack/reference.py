@@ -54,7 +54,7 @@ def search(
     known(name)
     x, y, budget = x.detach().float(), y.long(), budget or Budget()
     attack = _original(name, _Floats(model), x.device, eps, norm, classes, seed, budget)
-    with constant(model), _undisturbed(x.device), tf32(precision == "tf32"):
+    with constant(model, channels_last=False), _undisturbed(x.device), tf32(precision == "tf32"):
         x_adv: Tensor = attack.run_standard_evaluation(x, y, batch_size=batch)[0]
         broken = Oracle(model, x.device, "fp32").misclassified(x_adv, y)
     return torch.where(broken.view(-1, *[1] * (x.dim() - 1)), x_adv, x)

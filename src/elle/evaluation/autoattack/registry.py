@@ -53,19 +53,23 @@ def search(
     precision: Precision = "fp32",
     batch: int = 500,
     graph: bool = False,
+    compile: bool = False,
     budget: Budget | None = None,
 ) -> Tensor:
     """x_adv [N, ...] for correctly classified x [N, ...] in [0, 1] with labels y [N], on the model's device.
 
     Where the attack breaks a point, x_adv is a point within eps and [0, 1] that float32 misclassifies; elsewhere it
-    is x. The search itself runs in `precision`, `batch` items at a time, on CUDA captured in a graph if asked.
+    is x. The search itself runs in `precision`, `batch` items at a time, if asked with the network compiled
+    for full batches, and on CUDA captured in a graph.
     """
     known(name)
     x, y = x.detach().float(), y.long()
-    oracle = Oracle(model, x.device, precision)
+    if len(x) == 0:
+        return x.clone()
+    slots = batch * (_WITHOUT_GRADIENT if name == "square" else 1)
+    oracle = Oracle(model, x.device, precision, slots if compile else None)
     with constant(model), torch.no_grad():
-        attack = _attack(name, oracle, x, y, eps, norm, classes, seed, budget or Budget())
-        slots = batch * (_WITHOUT_GRADIENT if name == "square" else 1)
+        attack = make_attack(name, oracle, x, y, eps, norm, classes, seed, budget or Budget())
         return broken_points(attack, oracle, x, y, eps, norm, slots, graph)
 
 
@@ -74,9 +78,10 @@ def known(name: str) -> None:
         raise InputError(f"attack {name!r} does not exist{nearest(name, ORDER)}; use {', '.join(ORDER)}")
 
 
-def _attack(
+def make_attack(
     name: str, oracle: Oracle, x: Tensor, y: Tensor, eps: float, norm: Norm, classes: int, seed: int, budget: Budget
 ) -> Attack:
+    """The attack, ready to be run on these points."""
     targets = budget.targets_of(name, norm, classes)
     if name == "apgd-ce":
         return APGD(oracle, x, y, eps, norm, seed=seed, steps=budget.steps, restarts=budget.restarts_of(norm))

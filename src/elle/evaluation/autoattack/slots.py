@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from elle.evaluation.autoattack.norms import Norm, per_image, settled
+from elle.evaluation.autoattack.objectives import violation
 from elle.evaluation.autoattack.oracle import Oracle
 
 _GRAPH_SHRINKS_BY = 4
@@ -40,14 +41,15 @@ class Slots:
         for field, value in self._fields():
             value[index] = getattr(rows, field)
 
-    def note(self, excess: Tensor, doubt: Tensor, allowed: Tensor) -> None:
+    def note(self, logits: Tensor, allowed: Tensor, doubt: Tensor | float = 0.0) -> None:
         """Remember x_adv where it is allowed, misclassified as far as can be seen, and further beyond than x_found."""
+        excess = violation(logits, self.y)
         better = allowed & (excess >= -doubt) & (excess > self.excess)
         self.x_found.copy_(torch.where(per_image(better, self.x), self.x_adv, self.x_found))
         self.excess.copy_(torch.where(better, excess, self.excess))
 
     def note_last(self, x_best: Tensor) -> None:
-        """Have the best point of a finished item looked at exactly, even if the search's precision saw no success."""
+        """Have a finished item's last point looked at exactly, if the search did not ask about it itself."""
         last = (self.left <= 0) & (self.excess == float("-inf"))
         self.x_found.copy_(torch.where(per_image(last, self.x), x_best, self.x_found))
         self.excess.masked_fill_(last, 0.0)
@@ -89,8 +91,8 @@ def broken_points(
     items = len(x) * attack.variants
     if items == 0:
         return x_adv
-    # As many slots as make the rounds equally full.
-    count = math.ceil(items / math.ceil(items / batch))
+    # As many slots as make the rounds equally full, unless the network was compiled for full ones.
+    count = batch if oracle.compiled_for else math.ceil(items / math.ceil(items / batch))
     # All points with their first variant come first: what breaks early spares its other items.
     queue = ((point, variant) for variant in range(attack.variants) for point in range(len(x)) if not broken[point])
     points, rows = _fresh(attack, list(itertools.islice(queue, count)), x.device)

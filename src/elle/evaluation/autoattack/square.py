@@ -62,14 +62,13 @@ class Square:
     def step(self, slots: SquareSlots) -> None:
         logits = self.oracle.logits(slots.x_adv)
         value = violation(logits, slots.y)
-        slots.note(value, self.oracle.doubt(logits), torch.ones_like(slots.y, dtype=torch.bool))
+        slots.note(logits, torch.ones_like(slots.y, dtype=torch.bool), self.oracle.doubt(logits))
         better = value > slots.value_best
         slots.x_best.copy_(torch.where(per_image(better, slots.x), slots.x_adv, slots.x_best))
         slots.value_best.copy_(torch.where(better, value, slots.value_best))
         slots.x_adv.copy_(self._proposal(slots))
         slots.query.add_(1).clamp_(max=self.questions - 2)
         slots.left.sub_(1).clamp_(min=0)
-        slots.note_last(slots.x_best)
 
     def _proposal(self, slots: SquareSlots) -> Tensor:
         x, x_best = slots.x, slots.x_best
