@@ -77,18 +77,6 @@ class Probe(nn.Module):
         setattr(self, name, getattr(self, name) + images)
 
 
-@every_row
-def test_a_row_costs_what_it_declares(name):
-    model = Probe()
-    x, y = images(8)
-    method = METHODS[name]
-    if name == "slat":
-        method = configured(name, options={"loss": {"layers": "last"}})
-    backward(method, model, x, y)
-    counted = Cost(model.forwards // 8, model.input_gradients // 8, model.weight_gradients // 8)
-    assert counted == METHODS[name].cost
-
-
 def test_a_cost_is_the_sum_of_its_passes():
     assert Cost(1, 2, 3).total == 6
     assert Cost(1, 2, 3) + Cost(3, 3, 3) == Cost(4, 5, 6)
@@ -227,6 +215,19 @@ def test_the_norm_reaches_the_attack_and_the_regulariser():
     assert configured("standard", norm="l2") == METHODS["standard"]
 
 
+@pytest.mark.parametrize("name", ["gradalign", "cure", "llr", "grad-penalty"])
+def test_the_norm_reaches_a_penalty_on_input_gradients(name):
+    assert configured(name, norm="l2").loss.norm == "l2"
+    assert configured(name).loss.norm == "linf"
+
+
+@pytest.mark.parametrize("name", ["gat", "slat", "fast-bat", "advmixup"])
+def test_the_two_point_form_is_refused_where_the_network_is_not_trained_at_the_attack_s_points(name):
+    with pytest.raises(InputError, match=f"form=2p needs the attack's points, where {name}"):
+        configured(f"{name}+elle", options={"regulariser": {"form": "2p"}})
+    assert configured("trades+elle", options={"regulariser": {"form": "2p"}}).regulariser.form == "2p"
+
+
 def test_clipping_reaches_the_attack_and_the_regulariser_unless_an_option_says_otherwise():
     method = configured("elle-a", clip=True)
     assert (method.attack.clip, method.regulariser.clip) == (True, True)
@@ -314,12 +315,90 @@ def test_a_row_takes_the_weight_its_authors_published(name, data, levels, expect
     assert own.loss.weight == 7
 
 
+@pytest.mark.parametrize("name", ["n-fgsm", "n-fgsm+elle", "n-fgsm+elle-a"])
+@pytest.mark.parametrize(
+    ("data", "levels", "model", "noise"),
+    [
+        ("cifar10", 8, "preact-resnet18", 2),
+        ("cifar10", 16, "preact-resnet18", 2),
+        ("cifar10", 16, "wide-resnet28-10", 4),
+        ("cifar10", 12, "wide-resnet28-10", 2),
+        ("cifar100", 16, "wide-resnet28-10", 2),
+        ("svhn", 12, "preact-resnet18", 3),
+        ("svhn", 12, "wide-resnet28-10", 3),
+        ("svhn", 10, "preact-resnet18", 2),
+    ],
+)
+def test_n_fgsm_takes_the_noise_its_authors_published(name, data, levels, model, noise):
+    assert configured(name, data=data, eps=levels / 255, model=model).attack.noise == noise
+    own = configured(name, data=data, eps=levels / 255, model=model, options={"attack": {"noise": 1.5}})
+    assert own.attack.noise == 1.5
+
+
+@pytest.mark.parametrize(("levels", "rate"), [(2, 5000 / 255), (8, 5000 / 255), (10, 2000 / 255), (16, 2000 / 255)])
+def test_fast_bat_takes_the_rate_of_its_radius(levels, rate):
+    assert configured("fast-bat", data="cifar10", eps=levels / 255).loss.rate == pytest.approx(rate)
+    assert configured("fast-bat", eps=levels / 255, options={"loss": {"rate": 3.0}}).loss.rate == 3
+
+
+def test_cure_s_weight_is_the_paper_s_for_gradients_of_a_mean_over_128_images():
+    for levels, weight in ((8, 1_000), (16, 50_000)):
+        assert configured("cure", data="cifar10", eps=levels / 255).loss.weight * 128**2 == pytest.approx(weight)
+
+
 def test_zerograd_takes_the_share_of_its_dataset():
     assert [configured("zerograd", data=data).attack.zero for data in ("cifar10", "cifar100", "svhn")] == [
         0.35,
         0.45,
         0.7,
     ]
+
+
+ZERO = {"loss": {"weight": 0.0}}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "base"),
+    [
+        ("gradalign", ZERO, configured("fgsm", clip=True)),
+        ("cure", ZERO, METHODS["fgsm"]),
+        ("llr", ZERO, METHODS["fgsm"]),
+        ("grad-penalty", ZERO, METHODS["standard"]),
+        ("llr-original", {"loss": {"weight": 0.0, "slope": 0.0}}, METHODS["standard"]),
+        ("gat-original", ZERO, METHODS["standard"]),
+        ("nuat", ZERO, METHODS["standard"]),
+        ("trades", {"loss": {"beta": 0.0}}, METHODS["standard"]),
+        ("trades-single", {"loss": {"beta": 0.0}}, METHODS["standard"]),
+        ("advmixup", {"loss": {"gamma": 0.0, "at_vertex": 1.0}}, METHODS["standard"]),
+        ("slat", {"loss": {"alpha": 0.0, "latent": 0.0}}, METHODS["standard"]),
+        ("fw-at", {"attack": {"steps": 1}}, METHODS["fgsm"]),
+        ("zerograd", {"attack": {"zero": 0.0, "alpha": 1.25}}, METHODS["rs-fgsm"]),
+    ],
+)
+def test_with_its_own_part_at_zero_a_row_is_its_base_method(name, options, base):
+    x, y = images(16)
+    gradients = []
+    for method in (configured(name, options=options), base, configured(name)):
+        model = conv_net()
+        if name == "llr-original":
+            model[1] = nn.Identity()  # its forward of x and x + d together shares BatchNorm's statistics
+        torch.manual_seed(0)
+        backward(method, model, 0.2 + 0.6 * x, y)
+        gradients.append(gradient(model))
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
+    assert (gradients[2] - gradients[1]).abs().max() > 1e-3
+
+
+def test_with_weight_zero_gat_is_cross_entropy_at_its_one_step_from_a_corner():
+    x, y = images(16)
+    gradients = []
+    corner = SignStep(noise=1, start="sign", clip=True, eval_mode=True)
+    for method in (configured("gat", options=ZERO), dataclasses.replace(METHODS["fgsm"], attack=corner)):
+        model = conv_net()
+        torch.manual_seed(0)
+        backward(method, model, x, y)
+        gradients.append(gradient(model))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 50])
@@ -354,3 +433,61 @@ def test_the_trades_attack_leaves_batchnorm_and_the_modes_alone(name):
     METHODS[name].attack(model, *images(8), EPS)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(module.training for module in model.modules())
+
+
+BAD_WORDS = [
+    ("slat method.loss.layers=nowhere", "has no layer 'nowhere'"),
+    ("slat method.loss.layers=3", "method.loss.layers=3 should be like its default"),
+    ("slat method.loss.layer=features", "did you mean 'layers'"),
+    ("slat method.loss.alpha=far", "method.loss.alpha='far'"),
+    ("subspace method.subspace.samples=2.5", "method.subspace.samples=2.5"),
+    ("subspace method.subspace.samples=10", "dimension is 30"),
+    ("subspace method.subspace.until=1", "until is 1"),
+    ("subspace method.subspace.size=3", "method.subspace has until, samples, dimension, rate"),
+    ("fgsm method.subspace.samples=5", "has no part 'subspace'"),
+    ("free method.attack.replays=0", "replays is 0"),
+    ("free method.attack.replays=1.5", "method.attack.replays=1.5"),
+    ("free method.attack.steps=3", "method.attack has replays, alpha, clip, norm"),
+    ("free method.attack.norm=l1", "norm is 'l1'"),
+    ("gat method.loss.weight=-1", "weight is -1"),
+    ("gat method.loss.clean=1", "method.loss.clean=1"),
+    ("gat method.loss.distance=2", "distance is 2"),
+    ("nuat method.loss.distance=l2", "distance is 'l2'"),
+    ("nuat method.loss.ramp=yes", "method.loss.ramp='yes'"),
+    ("fast-bat method.loss.weight=0", "weight is 0"),
+    ("fast-bat method.loss.steps=1.5", "method.loss.steps=1.5"),
+    ("fast-bat method.loss.gradient=1", "method.loss has rate, steps, weight"),
+    ("llr-original method.loss.slope=-0.3", "slope is -0.3"),
+    ("llr-original method.loss.rate=big", "method.loss.rate='big'"),
+    ("advmixup method.loss.at_image=2", "at_image is 2"),
+    ("advmixup method.loss.gamma=wide", "method.loss.gamma='wide'"),
+    ("fw-at method.attack.frank_wolfe=2", "method.attack.frank_wolfe=2"),
+    ("trades method.loss.beta=-6", "beta is -6"),
+    ("gradalign method.loss.weight=-1", "weight is -1"),
+    ("gradalign method.loss.penalty=none", "method.loss has weight, norm"),
+    ("cure method.loss.weight=much", "method.loss.weight='much'"),
+    ("elle-a weight=-1", "weight=-1"),
+    *((f"{name} norm=l2 eps=0.5", f"method {name} is defined for norm=linf only") for name in (
+        "gat", "gat-original", "nuat", "slat", "fast-bat", "llr-original", "gat+elle-a")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "message"), BAD_WORDS, ids=[words for words, _ in BAD_WORDS])
+def test_what_a_row_cannot_do_is_one_line_and_exit_code_2(elle, tmp_path, words, message):
+    name, *others = words.split()
+    outcome = elle("train", "data=digits", "device=cpu", f"method={name}", *others, "--out", tmp_path / "run")
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_slat_without_a_convolution_is_refused_and_named_layers_serve_any_network():
+    slat = METHODS["slat"]
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 4))
+    with pytest.raises(InputError, match="the network has no convolution"):
+        slat.check(linear)
+    named = configured("slat", options={"loss": {"layers": "1"}})
+    named.check(linear)
+    loss, _ = backward(named, linear, *images(8))
+    assert math.isfinite(loss)

@@ -1,10 +1,13 @@
 """One optimisation step: what it writes down, what it depends on, and that a weight of 0 changes nothing."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from elle.core.losses import CrossEntropy
 from elle.data.resident import Resident
 from elle.data.sources import Split
 from elle.engine.step import RECORDED, Step
@@ -123,7 +126,7 @@ def test_half_precision_trains_on_a_cpu(precision, method):
     torch.testing.assert_close(step.records[:4, 0], exact.records[:4, 0], rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("method", ["fgsm", "elle-a", "n-fgsm+elle"])
+@pytest.mark.parametrize("method", ["fgsm", "elle-a", "n-fgsm+elle", "free", "subspace"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 def test_a_restored_step_continues_as_the_first_would(method, precision, momentum):
@@ -150,6 +153,29 @@ def test_a_state_that_lacks_a_tensor_is_refused_by_name(name):
     state = {key: value for key, value in step.state().items() if key != name}
     with pytest.raises(KeyError, match=name):
         step.restore(state)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [("free", "kept.x"), ("free", "kept.delta"), ("subspace", "kept.basis"), ("fgsm", "done")]
+)
+def test_a_state_that_lacks_what_its_method_keeps_is_refused_by_name(method, name):
+    step = make_step(method)
+    state = {key: value for key, value in step.state().items() if key != name}
+    with pytest.raises(KeyError, match=name):
+        step.restore(state)
+
+
+def test_a_loss_that_changes_in_time_is_told_the_steps_and_the_share_done():
+    told = []
+    step = make_step("fgsm")
+
+    def loss(model, x, y, x_adv, eps, when):
+        told.append(tuple(float(value) for value in when))
+        return CrossEntropy()(model, x, y, x_adv, eps)
+
+    step.method = dataclasses.replace(step.method, loss=loss)
+    take(step, 0, 1, 2)
+    assert told == [(0, 0), (1, pytest.approx(1 / 12)), (2, pytest.approx(2 / 12))]
 
 
 def test_the_learning_rate_is_read_at_every_step():

@@ -48,8 +48,8 @@ class CollapseMonitor(Monitor):
         self.x, self.y, self.eps, self.seed = x, y, eps, seed
         self.single = SignStep(clip=True, norm=norm)
         # Three steps break a collapsed network in a small ball; in a large one, such as MNIST's, they do not.
-        small = eps <= (24 / 255 if norm == "linf" else 1)
-        self.multi = SignStep(0.5, 3, clip=True, norm=norm) if small else SignStep(0.25, 10, 1, clip=True, norm=norm)
+        steps = 3 if eps <= (24 / 255 if norm == "linf" else 1) else 5
+        self.multi = SignStep(alpha=0.5, steps=steps, noise=1, clip=True, norm=norm)
         self.linearity = Linearity(norm=norm)
 
     def check(
