@@ -56,9 +56,9 @@ def evaluate(
     device a chunk at a time. `result["pgd-20"]` holds accuracy, correct, total, interval (95 %) and seconds. The model
     is put into eval mode and back; randomness comes from `seed` alone and the caller's is left as it was.
     """
-    attacks, settings, worker = _prepared(model, x, y, attack, eps, norm, batch, seed, engine, precision, chunk)
-    store = Memory()
-    worker.run(store, range(count_chunks(len(y), chunk)))
+    device = _device(model, x)
+    settings = Settings(eps, norm, seed, engine, precision or search_precision(device), batch, chunk)
+    store, attacks = _run(model, x, y, attack, settings, device)
     plain = ("accuracy", "correct", "total", "interval", "seconds", "parts")
     found = entries(store, attacks, len(y), settings)
     return {name: {key: one[key] for key in plain if key in one} for name, one in found.items()}
@@ -79,36 +79,34 @@ def assess(
     chunk: int = CHUNK,
 ) -> dict[str, Any]:
     """As `evaluate`, and the whole record that can be published: self-checks, outcomes by point, settings, versions."""
-    attacks, settings, worker = _prepared(
-        model, x, y, attack, eps, norm, batch, seed, engine, precision, chunk, probe=True
-    )
-    store = Memory()
-    worker.run(store, range(count_chunks(len(y), chunk)))
-    return record_of(store, attacks, settings, len(y), devices=[device_name(worker.device)])
+    device = _device(model, x)
+    settings = Settings(eps, norm, seed, engine, precision or search_precision(device), batch, chunk)
+    store, attacks = _run(model, x, y, attack, settings, device, probe=True)
+    return record_of(store, attacks, settings, len(y), devices=[device_name(device)])
 
 
-def _prepared(
+def _device(model: nn.Module, x: Images) -> torch.device:
+    return device_of(model, x.device if isinstance(x, Tensor) else torch.device("cpu"))
+
+
+def _run(
     model: nn.Module,
     x: Images,
     y: Images,
     attack: str,
-    eps: float,
-    norm: Norm,
-    batch: int,
-    seed: int,
-    engine: Engine,
-    precision: Precision | None,
-    chunk: int,
+    settings: Settings,
+    device: torch.device,
     probe: bool = False,
-) -> tuple[list[EvaluationAttack], Settings, Worker]:
-    attacks = parse_attacks(attack, norm)
+) -> tuple[Memory, list[EvaluationAttack]]:
+    attacks, eps = parse_attacks(attack, settings.norm), settings.eps
     if len(x) == 0 or len(x) != len(y):
         raise InputError(f"{len(x)} images and {len(y)} labels cannot be evaluated; there must be one label an image")
-    if not 0 <= eps < math.inf or (norm == "linf" and eps > 1):
+    if not 0 <= eps < math.inf or (settings.norm == "linf" and eps > 1):
         raise InputError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
-    device = device_of(model, x.device if isinstance(x, Tensor) else torch.device("cpu"))
-    settings = Settings(eps, norm, seed, engine, precision or search_precision(device), batch, chunk)
-    return attacks, settings, Worker(model, x, y, attacks, settings, device, probe=probe)
+    store = Memory()
+    worker = Worker(model, x, y, attacks, settings, device, probe=probe)
+    worker.run(store, range(count_chunks(len(y), settings.chunk)))
+    return store, attacks
 
 
 def search_precision(device: torch.device) -> Precision:
