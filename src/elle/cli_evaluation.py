@@ -55,7 +55,12 @@ def evaluate(
         str | None, typer.Option(help="Several, with commas: 0,1 are GPUs. The result does not depend on how many.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Points attacked at once.")] = 512,
-    chunk: Annotated[int, typer.Option(min=1, help="Points a unit of work: what an interruption can cost.")] = 1024,
+    chunk: Annotated[
+        int | None, typer.Option(min=1, help="Points a unit of work: what an interruption can cost.")
+    ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the network first: for thousands of images on a GPU.")
+    ] = False,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="Where the result goes; otherwise the run directory.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,
@@ -73,7 +78,7 @@ def evaluate(
     from elle.engine.subject import Source, load_subject
     from elle.evaluation.evaluate import search_precision
     from elle.evaluation.names import NORMS, parse_attacks
-    from elle.evaluation.units import Settings
+    from elle.evaluation.units import Settings, default_chunk
 
     if norm is not None:
         _choose("norm", norm, NORMS)
@@ -84,9 +89,10 @@ def evaluate(
     subject = load_subject(source, first)
     radius = _radius(eps, norm, subject)
     chosen: Any = subject.norm if norm is None else norm
+    chosen_engine: Any = engine
     parse_attacks(attack, chosen)
     how: Any = search_precision(first) if precision == "auto" else precision
-    settings = Settings(radius, chosen, seed, engine, how, batch, chunk)  # type: ignore[arg-type]
+    settings = Settings(radius, chosen, seed, chosen_engine, how, batch, chunk or default_chunk(first), compiled)
     count = min(limit or len(subject.test), len(subject.test))
     place = out or source.place
     with _progress() as watch:

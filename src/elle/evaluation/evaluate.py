@@ -19,7 +19,7 @@ from elle.evaluation.checks import check
 from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack, Norm, parse_attacks, parse_tracked
 from elle.evaluation.results import SCHEMA, collected, entries, packed, wilson_interval
-from elle.evaluation.units import BATCH, CHUNK, Engine, Images, Memory, Settings, Store, Worker, count_chunks
+from elle.evaluation.units import BATCH, Engine, Images, Memory, Settings, Store, Worker, count_chunks, default_chunk
 from elle.version import __version__
 
 __all__ = [
@@ -48,7 +48,8 @@ def evaluate(
     seed: int = 0,
     engine: Engine = "fast",
     precision: Precision | None = None,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
+    compile: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Accuracy of `model` on images x [N, C, H, W] with labels y [N], for each attack named.
 
@@ -57,7 +58,8 @@ def evaluate(
     is put into eval mode and back; randomness comes from `seed` alone and the caller's is left as it was.
     """
     device = _device(model, x)
-    settings = Settings(eps, norm, seed, engine, precision or search_precision(device), batch, chunk)
+    how, chunk = precision or search_precision(device), chunk or default_chunk(device)
+    settings = Settings(eps, norm, seed, engine, how, batch, chunk, compile)
     store, attacks = _run(model, x, y, attack, settings, device)
     plain = ("accuracy", "correct", "total", "interval", "seconds", "parts")
     found = entries(store, attacks, len(y), settings)
@@ -76,11 +78,13 @@ def assess(
     seed: int = 0,
     engine: Engine = "fast",
     precision: Precision | None = None,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
+    compile: bool = False,
 ) -> dict[str, Any]:
     """As `evaluate`, and the whole record that can be published: self-checks, outcomes by point, settings, versions."""
     device = _device(model, x)
-    settings = Settings(eps, norm, seed, engine, precision or search_precision(device), batch, chunk)
+    how, chunk = precision or search_precision(device), chunk or default_chunk(device)
+    settings = Settings(eps, norm, seed, engine, how, batch, chunk, compile)
     store, attacks = _run(model, x, y, attack, settings, device, probe=True)
     return record_of(store, attacks, settings, len(y), devices=[device_name(device)])
 
@@ -140,7 +144,7 @@ def record_of(
     record = {
         "schema": SCHEMA,
         "version": __version__,
-        **{key: settled[key] for key in ("eps", "norm", "seed", "engine", "precision", "batch", "chunk")},
+        **{key: settled[key] for key in ("eps", "norm", "seed", "engine", "precision", "batch", "chunk", "compile")},
         "classes": facts["classes"],
         "data": {"name": None, "count": total},
         "attacks": found,

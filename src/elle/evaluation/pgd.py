@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from elle.core.attacks import SignStep
 from elle.evaluation.autoattack.norms import Norm
-from elle.evaluation.autoattack.objectives import cross_entropy, violation
+from elle.evaluation.autoattack.objectives import cross_entropy
 from elle.evaluation.autoattack.oracle import Oracle, Precision, constant
 from elle.evaluation.autoattack.slots import Slots, blank, broken_points
 
@@ -37,7 +37,7 @@ class PGD:
         """Look whether the points are adversarial already, and step on."""
         answer = self.oracle.ascend(slots.x_adv, lambda logits: cross_entropy(logits, slots.y))
         everywhere = torch.ones_like(slots.left, dtype=torch.bool)
-        slots.note(violation(answer.logits, slots.y), self.oracle.doubt(answer.logits), everywhere)
+        slots.note(answer.logits, everywhere, self.oracle.doubt(answer.logits))
         slots.x_adv.copy_(self.attack.next_point(slots.x_adv, answer.gradient, slots.x, self.eps))
         slots.left.sub_(1)
         slots.note_last(slots.x_adv)
@@ -55,10 +55,11 @@ def search(
     precision: Precision = "fp32",
     batch: int = 512,
     graph: bool = False,
+    compile: bool = False,
 ) -> Tensor:
     """x_adv [N, ...] for correctly classified x: a point of ball and box that float32 misclassifies, else x."""
-    oracle = Oracle(model, x.device, precision)
-    if not x.is_cuda:
+    if not x.is_cuda and not compile:
         batch = min(batch, len(x))  # a CPU gains nothing from a second restart before the first has ended
+    oracle = Oracle(model, x.device, precision, batch if compile else None)
     with constant(model), torch.no_grad():
         return broken_points(PGD(oracle, attack, x, y, eps, restarts), oracle, x, y, eps, norm, batch, graph)
