@@ -18,6 +18,8 @@ from elle.evaluation.autoattack.objectives import violation
 from elle.evaluation.autoattack.oracle import Oracle
 
 _GRAPH_SHRINKS_BY = 4
+_WORTH_A_LOOK = 0.25
+"""Share of the slots that must be through for a look before its time; until then a finished slot idles."""
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Slots:
     def note(self, logits: Tensor, allowed: Tensor, doubt: Tensor | float = 0.0) -> None:
         """Remember x_adv where it is allowed, misclassified as far as can be seen, and further beyond than x_found."""
         excess = violation(logits, self.y)
-        better = allowed & (excess >= -doubt) & (excess > self.excess)
+        better = allowed & (self.left > 0) & (excess >= -doubt) & (excess > self.excess)
         self.x_found.copy_(torch.where(per_image(better, self.x), self.x_adv, self.x_found))
         self.excess.copy_(torch.where(better, excess, self.excess))
 
@@ -107,24 +109,23 @@ def broken_points(
         if len(seen):
             slot = torch.from_numpy(seen).to(x.device)
             found = settled(rows.x_found[slot], rows.x[slot], eps, norm)
-            sure = oracle.misclassified(found, rows.y[slot])
+            sure = oracle.misclassified(found, rows.y[slot]).cpu().numpy()  # waits
             rows.excess[slot] = float("-inf")
-            yes = sure.cpu().numpy()  # waits
-            x_adv[torch.from_numpy(points[seen[yes]]).to(x.device)] = found[sure]
-            broken[points[seen[yes]]] = True
+            # Of several slots that broke one point the first counts: the choice must not be the device's.
+            new, first = np.unique(points[seen[sure]], return_index=True)
+            x_adv[torch.from_numpy(new).to(x.device)] = found[
+                torch.from_numpy(np.flatnonzero(sure)[first]).to(x.device)
+            ]
+            broken[new] = True
         busy &= (left > 0) & ~broken[points]
         _refill(attack, rows, points, busy, left, queue)
         if _worth_shrinking(busy, graph):
             keep = np.flatnonzero(busy)
-            rows, points, left, busy = (
-                rows.rows(torch.from_numpy(keep).to(x.device)),
-                points[keep],
-                left[keep],
-                busy[keep],
-            )
+            rows = rows.rows(torch.from_numpy(keep).to(x.device))
+            points, left, busy = points[keep], left[keep], busy[keep]
             step = _stepper(attack, rows, graph)
         if busy.any():
-            questions = int(min(attack.interval, left[busy].min()))
+            questions = int(min(attack.interval, np.quantile(left[busy], _WORTH_A_LOOK)))
     return x_adv
 
 
