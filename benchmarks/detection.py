@@ -4,9 +4,10 @@
     python benchmarks/detection.py --jobs 6 --root DATA --save         # and CIFAR-10
     python benchmarks/detection.py --from runs/a runs/b                # also finished run directories
 
-The truth is PGD-20 on test images, measured at every look of the monitor, under the definition of docs/collapse.md:
-below half of its best for an epoch while single-step accuracy keeps more than half of its own. A run passes if the
-monitor reports no later than an epoch after the fall, and stays silent where there is none. Runs are kept under
+The truth is PGD-20 on test images at every look of the monitor. By the definition of docs/collapse.md a run has
+collapsed where it falls below half of its best and stays there to the end, for an epoch at least; where it came back
+after an epoch or more the collapse was temporary (an alarm is right but not asked for); all others are healthy. A run
+passes if its collapse is reported no later than an epoch after the fall, or if it is healthy and none is. Runs are in
 --runs and not made again; `--only TEXT` picks settings by name.
 """
 
@@ -21,6 +22,8 @@ import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
+
+from elle.engine.monitor import ABOVE_CHANCE, Monitor, collapsed_readings
 
 # Words of each run; the name is made of them. Chosen before the monitor was run on them.
 EMBEDDED = [
@@ -105,21 +108,25 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def collapse_start(steps: list[int], multi: list[float], single: list[float], chance: float, epoch: int) -> int | None:
-    """The step at which the first collapse begins that lasts an epoch (`epoch` readings)."""
-    from elle.engine.monitor import collapsed_readings
+def collapse_start(multi: list[float], single: list[float], chance: float, epoch: int) -> int | None:
+    """The index from which multi-step accuracy is below half of its best to the end, for `epoch` readings at least.
 
+    A network that has lost half of its single-step accuracy as well has not collapsed but forgotten.
+    """
+    best = max(multi)
+    first = max((k + 1 for k, level in enumerate(multi) if level >= 0.5 * best), default=0)
+    lost = best > ABOVE_CHANCE * chance and len(multi) - first >= epoch and single[-1] >= 0.5 * max(single)
+    return first if lost else None
+
+
+def temporary(multi: list[float], single: list[float], chance: float, epoch: int) -> bool:
+    """Whether it was collapsed for `epoch` readings in a row, at any time."""
     bad = collapsed_readings(multi, single, chance)
-    for k in range(len(bad) - epoch + 1):
-        if all(bad[k : k + epoch]):
-            return steps[k]
-    return None
+    return any(all(bad[k : k + epoch]) for k in range(len(bad) - epoch + 1))
 
 
 def judged(directory: Path) -> dict[str, Any]:
     """One row: when the run collapsed in truth, when the monitor said so."""
-    from elle.engine.monitor import Monitor
-
     result = json.loads((directory / "result.json").read_text())
     config, probes = result["config"], read_lines(directory / "probes.jsonl")
     truth = read_lines(directory / "truth.jsonl")
@@ -132,13 +139,10 @@ def judged(directory: Path) -> dict[str, Any]:
     else:
         key = next(name for name in reversed(config["track"].split(",")) if name.startswith("pgd"))
         rows, window = [record for record in records if key in record], 2
-    start = collapse_start(
-        [row["step"] for row in rows],
-        [row[key] for row in rows],
-        [row["accuracy"] for row in rows],
-        1 / len(result["classes"]),
-        window,
-    )
+    multi, single, chance = [row[key] for row in rows], [row["accuracy"] for row in rows], 1 / len(result["classes"])
+    fall = collapse_start(multi, single, chance, window)
+    start = None if fall is None else rows[fall]["step"]
+    kind = "healthy" if not temporary(multi, single, chance, window) else "temporary"
     monitor = Monitor(per_epoch)
     for reading in probes:
         monitor.observe(reading)
@@ -146,7 +150,7 @@ def judged(directory: Path) -> dict[str, Any]:
     found = next((verdict for verdict in monitor.verdicts if verdict.kind == "collapse"), None)
     detected = found.step if found else None
     delay = None if start is None or detected is None else (detected - start) / steps_per_epoch
-    passed = detected is None if start is None else delay is not None and delay <= 1
+    passed = kind == "temporary" or detected is None if start is None else delay is not None and delay <= 1
     return {
         "run": directory.name,
         "data": config["data"],
@@ -159,6 +163,7 @@ def judged(directory: Path) -> dict[str, Any]:
         "truth": "PGD-20 on test images" if truth else f"{key} on tracking images, once an epoch",
         "best": max(row[key] for row in rows),
         "final": rows[-1][key],
+        "kind": kind if start is None else "collapsing",
         "collapse_step": start,
         "detected_step": detected,
         "delay_epochs": delay,
@@ -169,21 +174,23 @@ def judged(directory: Path) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, int]:
-    collapsing = [row for row in rows if row["collapse_step"] is not None]
-    healthy = [row for row in rows if row["collapse_step"] is None]
+    of = {kind: [row for row in rows if row["kind"] == kind] for kind in ("collapsing", "temporary", "healthy")}
     return {
-        "collapsing": len(collapsing),
-        "in_time": sum(row["passed"] for row in collapsing),
-        "missed": sum(row["detected_step"] is None for row in collapsing),
-        "healthy": len(healthy),
-        "false_alarms": sum(not row["passed"] for row in healthy),
+        "collapsing": len(of["collapsing"]),
+        "in_time": sum(row["passed"] for row in of["collapsing"]),
+        "missed": sum(row["detected_step"] is None for row in of["collapsing"]),
+        "healthy": len(of["healthy"]),
+        "false_alarms": sum(not row["passed"] for row in of["healthy"]),
+        "temporary": len(of["temporary"]),
+        "temporary_reported": sum(row["detected_step"] is not None for row in of["temporary"]),
     }
 
 
 def print_row(row: dict[str, Any]) -> None:
     truth, found = row["collapse_step"], row["detected_step"]
     print(
-        f"{'ok  ' if row['passed'] else 'FAIL'} {row['run']:44} best {row['best']:6.1%} final {row['final']:6.1%}  "
+        f"{'ok  ' if row['passed'] else 'FAIL'} {row['run']:44} {row['kind']:10} "
+        f"best {row['best']:6.1%} final {row['final']:6.1%}  "
         f"collapse {truth if truth is not None else '-':>6}  detected {found if found is not None else '-':>6}  "
         f"{'' if row['delay_epochs'] is None else format(row['delay_epochs'], '+.2f') + ' epochs'}  "
         f"{', '.join(row['verdicts'])}",

@@ -23,21 +23,23 @@ ALLOWED: dict[str, set[str]] = {
     "experiments": {"config", "errors"},
     "engine": {"config", "core", "data", "errors", "evaluation", "methods", "models", "version"},
     "progress": {"config", "engine"},
+    "scalars": {"engine", "errors"},
+    "watch": {"config", "experiments"},
     "doctor": {"data", "errors", "version"},
     "demo": {"config", "errors", "experiments"},
     "printing": set(),
     "cli_data": {"config", "data", "printing"},
     "cli_evaluation": {"config", "engine", "errors", "evaluation", "printing"},
     "cli": {
-        "cli_data", "cli_evaluation", "config", "data", "demo", "doctor", "engine", "errors",
-        "evaluation", "methods", "models", "printing", "progress", "version",
+        "cli_data", "cli_evaluation", "config", "data", "demo", "doctor", "engine", "errors", "evaluation",
+        "experiments", "methods", "models", "printing", "progress", "scalars", "version", "watch",
     },
     "__init__": {"core", "engine", "evaluation", "methods", "plugin", "version"},
     "__main__": {"cli"},
 }  # fmt: skip
 WITHOUT_TORCH = {
     "version", "errors", "published", "config", "experiments", "demo", "progress", "printing",
-    "cli_data", "cli_evaluation", "cli", "__init__",
+    "watch", "scalars", "cli_data", "cli_evaluation", "cli", "__init__",
 }  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 

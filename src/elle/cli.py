@@ -27,6 +27,9 @@ app = typer.Typer(
 app.add_typer(data_app)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory written by `elle train`.")]
+RunDirectories = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="Run directories written by `elle train`.")
+]
 Root = Annotated[str | None, typer.Option(help="The data folder; otherwise the run's own.")]
 Eps = Annotated[str | None, typer.Option(help="The radius, as a fraction: 8/255; otherwise the run's own.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N test images.")]
@@ -99,6 +102,9 @@ def train(
         bool, typer.Option("--resume", help="Continue from the newest checkpoint, if there is one.")
     ] = False,
     start_from: Annotated[Path | None, typer.Option("--from", help="Continue from this checkpoint of the run.")] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard into DIR/tensorboard.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     from elle.progress import TrainingProgress
@@ -118,12 +124,92 @@ def train(
     from elle.engine.loop import train as run_training
 
     with TrainingProgress(to_stderr=as_json) as progress:
-        result = run_training(settings, resume=resume, start_from=start_from, watcher=progress.watcher())
+        watcher = progress.watcher()
+        if tensorboard:
+            from elle.scalars import with_tensorboard
+
+            watcher = with_tensorboard(watcher, run_directory(settings.resolved()) / "tensorboard")
+        result = run_training(settings, resume=resume, start_from=start_from, watcher=watcher)
     if as_json:
         print_json(result)
     else:
         print_accuracies(result["test"])
         print(f"everything is in {run_directory(settings.resolved())}")
+
+
+@app.command()
+def watch(
+    directories: RunDirectories,
+    once: Annotated[bool, typer.Option("--once", help="Show the state of now and end.")] = False,
+) -> None:
+    """Follow runs in the terminal, side by side, until they have finished.
+
+    Example: elle watch runs/a runs/b
+    """
+    from elle.watch import watch as follow
+
+    follow(directories, once)
+
+
+@app.command()
+def plot(
+    directories: RunDirectories,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("plot.html"),
+    figures: Annotated[
+        Path | None, typer.Option(help="A folder for each figure as SVG, and as PNG where elle-at[png] is installed.")
+    ] = None,
+    before: Annotated[Path | None, typer.Option(help="Draw the loss surface of this checkpoint of the run ...")] = None,
+    after: Annotated[Path | None, typer.Option(help="... and of this one; otherwise around its collapse.")] = None,
+    root: Root = None,
+    device: Device = "auto",
+) -> None:
+    """Draw runs on one page that opens offline: accuracy, E_lin, lambda, the loss surface around a collapse.
+
+    Example: elle plot runs/a runs/b --out page.html
+    """
+    from elle.experiments.pictures import unique_names, write_figures, write_pictures
+    from elle.experiments.rundir import open_run
+
+    if (before is None) != (after is None):
+        raise InputError("--before and --after belong together; give a checkpoint of the run for each")
+    if before is not None and len(directories) > 1:
+        raise InputError("--before and --after are checkpoints of one run; give that run alone")
+    runs = [open_run(directory) for directory in directories]
+    surfaces = {}
+    for run, name in zip(runs, unique_names(runs), strict=True):
+        if before is not None or (run.path / "after-collapse.safetensors").exists():
+            from elle.engine.runtime import pick_device
+            from elle.engine.surface import around_collapse
+
+            surfaces[name] = around_collapse(run.path, pick_device(device), before, after, root)
+    drawn = write_pictures(out, runs, {name: one for name, one in surfaces.items() if one is not None})
+    print(f"{len(drawn)} figures are in {out}")
+    if figures is not None:
+        print(f"{len(write_figures(figures, drawn))} files are in {figures}")
+
+
+@app.command()
+def report(
+    directories: RunDirectories,
+    delayed: Annotated[
+        bool, typer.Option("--delayed", help="Up to which eps, and for how many epochs, each method holds.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a set of runs shows together.
+
+    Example: elle report --delayed runs/*
+    """
+    from elle.experiments.delayed import COLUMNS, delayed_collapse, describe
+    from elle.experiments.rundir import open_run
+
+    if not delayed:
+        raise InputError("nothing to report; ask for --delayed")
+    rows = delayed_collapse([open_run(directory) for directory in directories])
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(COLUMNS, [describe(row) for row in rows])
 
 
 app.command()(cli_evaluation.evaluate)

@@ -31,15 +31,23 @@ def collapsing(monkeypatch):
     def make(*bad):
         seen = []
 
-        def look(self, model):
+        def check(self, model, step, *, loss, accuracy, rate):
             seen.append(len(seen) + 1)
             fell = seen[-1] in bad
             levels = (
                 {"multi": 0.01, "single": 0.9, "error": 0.1} if fell else {"multi": 0.4, "single": 0.5, "error": 1e-5}
             )
-            return {"clean": 0.7, "chance": 0.1, **levels}
+            known = {
+                "clean": 0.7,
+                "chance": 0.1,
+                "step": step,
+                "loss": loss,
+                "accuracy": levels["single"],
+                "rate": rate,
+            }
+            return self.observe(levels | known)
 
-        monkeypatch.setattr(CollapseMonitor, "look", look)
+        monkeypatch.setattr(CollapseMonitor, "check", check)
 
     return make
 

@@ -99,11 +99,11 @@ PROBED = {
     ),
     "a look that is not finite": ([*RISING, *[reading(0, 0.0, error=None)] * 3], [("divergence", 70, 70)]),
     "a slow decline after the rate has dropped": (
-        [*[reading(0, 0.45)] * 12, *[reading(0, 0.45 - k / 100, accuracy=0.55 + k / 50, rate=0.01) for k in range(9)]],
-        [("robust overfitting", 210, 60)],
+        [*[reading(0, 0.45)] * 12, *[reading(0, 0.45 - k / 99, accuracy=0.55 + k / 50, rate=0.01) for k in range(15)]],
+        [("robust overfitting", 250, 100)],
     ),
     "a slow decline at the full rate": (
-        [*[reading(0, 0.45)] * 12, *[reading(0, 0.45 - k / 100, accuracy=0.55 + k / 50) for k in range(9)]],
+        [*[reading(0, 0.45)] * 12, *[reading(0, 0.45 - k / 99, accuracy=0.55 + k / 50) for k in range(15)]],
         [],
     ),
 }  # fmt: skip

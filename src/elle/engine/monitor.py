@@ -1,8 +1,8 @@
 """Numbers in, verdict out: has a run collapsed, overfitted, gone constant or diverged?
 
-Collapse (catastrophic overfitting), for a run judged afterwards and for one judged while it trains alike: accuracy
-under a multi-step attack stays below half of its best for an epoch, while accuracy under the single-step attack it is
-trained with stays near its own best.
+Collapse (catastrophic overfitting): accuracy under a multi-step attack falls below half of its best and stays there,
+while accuracy under the single-step attack of training stays near its own best. A run judged while it trains has
+collapsed when that has lasted an epoch; should it end, the run has recovered.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _GAP = 0.3
 _KEPT = 0.9
 # A best accuracy below this many times chance is no robustness to lose: early training, and a constant classifier.
 # On 128 images and 10 classes it is three standard deviations above chance.
-_ABOVE_CHANCE = 1.8
+ABOVE_CHANCE = 1.8
 # Collapsed networks have 100 to 10,000 times the error of healthy ones.
 _JUMP = 10.0
 # Healthy networks have errors of 1e-6 and more; a constant one has 0 up to rounding.
 _NO_ERROR = 1e-9
 # Robust overfitting: this share of the best accuracy lost while training accuracy rises by that much.
-_LOST, _LEARNT = 0.1, 0.05
+_LOST, _LEARNT = 0.15, 0.05
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Monitor:
 
     def _overfitted(self) -> Verdict | None:
         """A slow decline on the probe after the rate has dropped, while the training images are learnt ever better."""
-        span = max(6, 3 * self.per_epoch)
+        span = max(10, 5 * self.per_epoch)
         known = [one for one in self.readings if one["accuracy"] is not None and one["rate"] is not None]
         if len(known) < 2 * span:
             return None
@@ -183,7 +183,7 @@ def collapsed_readings(multi: Sequence[float], single: Sequence[float], chance: 
     bad = []
     for level, other in zip(multi, single, strict=True):
         best_multi, best_single = max(best_multi, level), max(best_single, other)
-        bad.append(best_multi > _ABOVE_CHANCE * chance and level < 0.5 * best_multi and other >= _KEPT * best_single)
+        bad.append(best_multi > ABOVE_CHANCE * chance and level < 0.5 * best_multi and other >= _KEPT * best_single)
     return bad
 
 
@@ -197,7 +197,7 @@ def _diverged(reading: Reading) -> bool:
 
 
 def _constant(reading: Reading) -> bool:
-    return bool(reading["clean"] < _ABOVE_CHANCE * reading["chance"] and (reading["error"] or 0.0) < _NO_ERROR)
+    return bool(reading["clean"] < ABOVE_CHANCE * reading["chance"] and (reading["error"] or 0.0) < _NO_ERROR)
 
 
 def collapse_epoch(single_step: Sequence[float], multi_step: Sequence[float]) -> int | None:

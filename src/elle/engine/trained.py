@@ -29,16 +29,23 @@ class Trained:
         return x[:limit], y[:limit]
 
 
-def load_run(directory: str | Path, device: torch.device | str = "cpu") -> Trained:
-    """The network of a run directory, in eval mode; nothing is unpickled."""
+def load_run(directory: str | Path, device: torch.device | str = "cpu", weights: Path | None = None) -> Trained:
+    """The network of a run directory, in eval mode; nothing is unpickled.
+
+    `weights`: another file of the run than its final network, one of those kept around a collapse or a checkpoint.
+    """
     directory = Path(directory)
-    weights = directory / "model.safetensors"
+    weights = weights or directory / "model.safetensors"
     if not directory.is_dir():
         raise InputError(f"{directory} is not a folder; give the run directory that `elle train` wrote")
     if not weights.exists():
         raise InputError(f"{directory} has no model.safetensors: the run has not finished; continue it with --resume")
     config = load_config([], directory / "config.toml")
     tensors, header = read_tensors(weights)
+    if header.get("kind") == "checkpoint":
+        images = load_dataset(config.data, config.root)
+        tensors = {name.removeprefix("model."): tensors[name] for name in tensors if name.startswith("model.")}
+        header = config.model_dump() | {"kind": "model", "shape": images.test.x.shape[1:], "classes": images.classes}
     if header.get("kind") != "model":
         raise InputError(f"{weights} is not a model that `elle train` wrote")
     channels, height, width = header["shape"]

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from elle.experiments.chart import COLOURS, Chart, draw, escape
+from elle.experiments.heatmap import Heatmap, draw_heatmap
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1f2328; --soft: #59636e;
@@ -100,15 +101,18 @@ class Table:
                 raise ValueError(f"table {self.caption!r}: {len(self.columns)} columns, {len(row)} cells")
 
 
-def render(title: str, lead: str, parts: Sequence[Table | Chart], footer: str = "") -> str:
+Part = Table | Chart | Heatmap
+
+
+def render(title: str, lead: str, parts: Sequence[Part], footer: str = "") -> str:
     """The whole document; a blank line in `lead` or `footer` starts a paragraph."""
     charts = [part for part in parts if isinstance(part, Chart)]
     names = list(dict.fromkeys(series.name for chart in charts for series in chart.series))
     body = []
-    for kind, group in groupby(parts, key=type):
-        blocks = [_figure(p, names) if isinstance(p, Chart) else _table(p) for p in group]
+    for tables, group in groupby(parts, key=lambda part: isinstance(part, Table)):
+        blocks = [_table(part) if isinstance(part, Table) else _figure(part, names) for part in group]
         inner = "\n".join(blocks)
-        body.append(f'<div class="charts">\n{inner}\n</div>' if issubclass(kind, Chart) else inner)
+        body.append(inner if tables else f'<div class="charts">\n{inner}\n</div>')
     end = f"<footer>\n{_paragraphs(footer)}\n</footer>\n" if footer.strip() else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -121,7 +125,7 @@ def render(title: str, lead: str, parts: Sequence[Table | Chart], footer: str = 
     )
 
 
-def write_page(path: Path, title: str, lead: str, parts: Sequence[Table | Chart], footer: str = "") -> None:
+def write_page(path: Path, title: str, lead: str, parts: Sequence[Part], footer: str = "") -> None:
     """Write the document in one step: a reader sees the old file or the new one, never half of it."""
     text = render(title, lead, parts, footer)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,10 +150,11 @@ def _paragraphs(text: str) -> str:
     return "\n".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs if paragraph)
 
 
-def _figure(chart: Chart, names: Sequence[str]) -> str:
+def _figure(chart: Chart | Heatmap, names: Sequence[str]) -> str:
     note = f'\n<p class="note">{escape(chart.note)}</p>' if chart.note else ""
     heading = f"<figcaption><h2>{escape(chart.title)}</h2></figcaption>"
-    return f"<figure>\n{heading}\n{draw(chart, names)}{note}\n</figure>"
+    drawn = draw(chart, names) if isinstance(chart, Chart) else draw_heatmap(chart)
+    return f"<figure>\n{heading}\n{drawn}{note}\n</figure>"
 
 
 def _table(table: Table) -> str:

@@ -1,0 +1,82 @@
+"""Delayed collapse (Observation 1 of arXiv 2401.11618): up to which eps, and for how many epochs, a method holds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from elle.config import format_radius
+from elle.experiments.rundir import RunDirectory
+
+Row = dict[str, Any]
+
+
+def delayed_collapse(runs: Sequence[RunDirectory]) -> list[Row]:
+    """One row a method, dataset and network, over all its runs.
+
+    `holds_to`: the largest eps such that no run at it or at a smaller one collapsed; `by_eps`: at each eps the runs,
+    how many of them collapsed, for how many epochs the first of those held, and how many epochs the longest run had.
+    """
+    groups: dict[tuple[str, str, str], list[RunDirectory]] = defaultdict(list)
+    for run in runs:
+        groups[run.config.method, run.config.data, run.config.model or ""].append(run)
+    return [_row(key, group) for key, group in sorted(groups.items())]
+
+
+def _row(key: tuple[str, str, str], runs: list[RunDirectory]) -> Row:
+    by_eps = [_at_eps(eps, [run for run in runs if (run.config.eps or 0.0) == eps])
+              for eps in sorted({run.config.eps or 0.0 for run in runs})]  # fmt: skip
+    held: list[float] = []
+    for one in by_eps:
+        if one["collapsed"]:
+            break
+        held.append(one["eps"])
+    first = next((one for one in by_eps if one["collapsed"]), None)
+    return {
+        "method": key[0],
+        "data": key[1],
+        "model": key[2],
+        "runs": len(runs),
+        "holds_to": held[-1] if held else None,
+        "epochs_held": max((one["epochs"] for one in by_eps if one["eps"] in held), default=None),
+        "first_collapse_eps": first["eps"] if first else None,
+        "first_collapse_epoch": first["held"] if first else None,
+        "by_eps": by_eps,
+    }
+
+
+def _at_eps(eps: float, runs: list[RunDirectory]) -> Row:
+    falls = [fall for run in runs if (fall := collapse_epochs(run)) is not None]
+    epochs = [float(run.records[-1]["epoch"]) for run in runs if run.records]
+    return {
+        "eps": eps,
+        "radius": format_radius(eps),
+        "runs": len(runs),
+        "collapsed": len(falls),
+        "held": min(falls) if falls else None,
+        "epochs": max(epochs, default=0.0),
+    }
+
+
+def collapse_epochs(run: RunDirectory) -> float | None:
+    """For how many epochs the run held before it collapsed for good; None where it did not."""
+    step = run.collapse_step()
+    return None if step is None else round(step / (run.steps_per_epoch or 1), 2)
+
+
+def describe(row: Row) -> list[str]:
+    """The cells of a row of the table."""
+    falls = [f"{one['radius']} after {one['held']:g}" for one in row["by_eps"] if one["collapsed"]]
+    return [
+        row["method"],
+        row["data"],
+        row["model"],
+        str(row["runs"]),
+        "-" if row["holds_to"] is None else format_radius(row["holds_to"]),
+        "-" if row["epochs_held"] is None else f"{row['epochs_held']:g}",
+        "; ".join(falls) or "-",
+    ]
+
+
+COLUMNS = ["method", "data", "network", "runs", "holds up to eps", "for epochs", "collapses at eps, after epochs"]

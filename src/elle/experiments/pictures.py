@@ -1,0 +1,203 @@
+"""Pictures of runs: how robustness is gained and lost (Figure 2), and how lambda answers (Figure 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from elle.config import format_radius
+from elle.errors import InputError
+from elle.experiments.chart import Chart, Series, draw
+from elle.experiments.heatmap import Heatmap, draw_heatmap
+from elle.experiments.page import Part, Table, write_page
+from elle.experiments.rundir import RunDirectory
+
+Surfaces = Mapping[str, dict[str, Any]]
+"""By the run's name: the loss around images before and after its collapse"""
+
+
+def write_pictures(out: Path, runs: Sequence[RunDirectory], surfaces: Surfaces) -> list[Chart | Heatmap]:
+    """One page with every picture the runs have the numbers for; returns the figures."""
+    names = unique_names(runs)
+    figures: list[Chart | Heatmap] = [*course(runs, names)]
+    for run, name in zip(runs, names, strict=True):
+        figures += [*weight_evolution(run, name), *surface_figures(name, surfaces.get(name))]
+    parts: list[Part] = [_summary(runs, names), *figures]
+    lead = " ".join(_sentence(run, name) for run, name in zip(runs, names, strict=True))
+    title = runs[0].setting if len(runs) == 1 else f"{len(runs)} runs side by side"
+    write_page(out, title[:1].upper() + title[1:], lead, parts, f"elle plot, from {', '.join(names)}.")
+    return figures
+
+
+def unique_names(runs: Sequence[RunDirectory]) -> list[str]:
+    """The folders' names, with their parents where two are the same."""
+    names = [run.name for run in runs]
+    return [f"{run.path.resolve().parent.name}/{name}" if names.count(name) > 1 else name
+            for run, name in zip(runs, names, strict=True)]  # fmt: skip
+
+
+def course(runs: Sequence[RunDirectory], names: Sequence[str]) -> list[Chart]:
+    """Figure 2: accuracies, misalignment and E_lin over the epochs, each collapse marked."""
+    marks = [(at, f"{name} collapses" if len(runs) > 1 else "collapse")
+             for run, name in zip(runs, names, strict=True) for at in falls(run)]  # fmt: skip
+    specifications = [
+        ("Accuracy under a multi-step attack", "accuracy", "multi", "On the monitor's probe.", {"percent": True}),
+        ("Accuracy under a single-step attack", "accuracy", "single", "Rises in a collapse: the network fools its own "
+         "attack.", {"percent": True}),
+        ("How far the loss is from linear", "E_lin", "error", "Orders of magnitude higher after a collapse.",
+         {"log": True}),
+        ("Gradient misalignment", "1 - cos", "misalignment", "Between an image and a random point near it.", {}),
+        ("Accuracy without attack", "accuracy", "clean", "", {"percent": True}),
+    ]  # fmt: skip
+    charts = []
+    for title, label, key, note, kind in specifications:
+        series = [one for run, name in zip(runs, names, strict=True) for one in _series(run, name, key)]
+        if any(value is not None for one in series for value in one.y):
+            shown = [one for one in series if len(one.x)]
+            charts.append(Chart(title, "epoch", label, shown, note=note, marks=marks, **kind))
+    return charts
+
+
+def _series(run: RunDirectory, name: str, key: str) -> list[Series]:
+    """A quantity of a run, and of each stretch that a rollback has undone."""
+    length = run.steps_per_epoch or 1
+    undone = [event["probes"] for event in run.events if event["event"] == "rollback" and event["probes"]]
+    stretches = [
+        Series(f"{name}, undone", [one["step"] / length for one in probes], [one[key] for one in probes])
+        for probes in undone
+        if key in probes[0]
+    ]
+    return [Series(name, *_values(run, key)), *stretches]
+
+
+def _values(run: RunDirectory, key: str) -> tuple[list[float], list[float | None]]:
+    """A quantity over the epochs: of the monitor's looks, or of the records where it does not look at it."""
+    length = run.steps_per_epoch or 1
+    if run.probes and key in run.probes[0]:
+        return [one["step"] / length for one in run.probes], [one[key] for one in run.probes]
+    column = {"multi": run.multi_step() or "", "single": "accuracy", "error": "tracked_error"}.get(key, key)
+    rows = [record for record in run.records if column in record]
+    return [float(record["epoch"]) for record in rows], [_mean(record[column]) for record in rows]
+
+
+def _mean(value: Any) -> float | None:
+    """A tracked metric is a number or a summary with its mean."""
+    return value.get("mean") if isinstance(value, dict) else value
+
+
+def falls(run: RunDirectory) -> list[float]:
+    """The epochs at which the monitor, or the records, saw a collapse begin."""
+    length = run.steps_per_epoch or 1
+    seen = [event["since"] / length for event in run.events if event["event"] == "collapse" and "since" in event]
+    step = run.collapse_step()
+    return seen or ([] if step is None else [step / length])
+
+
+def weight_evolution(run: RunDirectory, name: str) -> list[Chart]:
+    """Figure 9: E_lin with its threshold, and lambda, at every step; none for a method without a penalty."""
+    x: list[float] = []
+    columns: dict[str, list[float | None]] = {key: [] for key in ("error", "threshold", "weight")}
+    for line in run.steps():
+        if "weight" in line:
+            x += [float(line["step"] + k) for k in range(len(line["weight"]))]
+            for key, values in columns.items():
+                values += line.get(key) or [None] * len(line["weight"])
+    if not x:
+        return []
+    error, threshold = Series("E_lin", x, columns["error"]), Series("threshold", x, columns["threshold"])
+    note = "Above the threshold, ELLE-A sets lambda to its maximum; below it, lambda decays."
+    return [
+        Chart(f"E_lin and its threshold, {name}", "step", "E_lin", [error, threshold], log=True, note=note),
+        Chart(f"Weight of the penalty, {name}", "step", "lambda", [Series("lambda", x, columns["weight"])]),
+    ]
+
+
+def surface_figures(name: str, surfaces: dict[str, Any] | None) -> list[Chart | Heatmap]:
+    """The loss along the attack, and over the attack and a random direction, before and after a collapse."""
+    if surfaces is None:
+        return []
+    states = {f"{key} (step {one['step']})" if one.get("step") else key: one for key, one in surfaces.items()}
+    lines = []
+    for label, one in states.items():
+        middle = min(range(len(one["across"])), key=lambda k: abs(one["across"][k]))
+        lines.append(Series(label, one["along"], one["loss"][middle]))
+    values = [value for one in states.values() for row in one["loss"] for value in row]
+    low, high = min(0.0, *values), max(values)
+    figures: list[Chart | Heatmap] = [
+        Chart(f"Loss on the way to the FGSM point, {name}", "eps along the attack", "loss", lines,
+              note="A straight line before the collapse; after it the loss rises on the way and is low at the end, "
+              "where training looks.")
+    ]  # fmt: skip
+    for label, one in states.items():
+        figures.append(
+            Heatmap(
+                f"Loss surface {label}, {name}",
+                "eps along the FGSM direction",
+                "eps along a random direction",
+                one["along"],
+                one["across"],
+                one["loss"],
+                low,
+                high,
+                note="Mean over 32 test images.",
+            )
+        )
+    return figures
+
+
+def write_figures(folder: Path, figures: Sequence[Chart | Heatmap]) -> list[Path]:
+    """Each figure as an SVG file, and as a PNG where cairosvg is installed (pip install 'elle-at[png]')."""
+    try:
+        import cairosvg
+    except ImportError:
+        cairosvg = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for number, figure in enumerate(figures, 1):
+            svg = draw(figure) if isinstance(figure, Chart) else draw_heatmap(figure)
+            words = "".join(c if c.isalnum() else "-" for c in figure.title.lower()).strip("-")
+            path = folder / f"{number:02d}-{words[:60]}.svg"
+            path.write_text(svg, encoding="utf-8")
+            written.append(path)
+            if cairosvg is not None:
+                cairosvg.svg2png(
+                    svg.encode(), write_to=str(path.with_suffix(".png")), scale=2, background_color="white"
+                )
+                written.append(path.with_suffix(".png"))
+    except OSError as problem:
+        raise InputError(f"cannot write figures into {folder}: {problem.strerror}") from None
+    return written
+
+
+def _summary(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
+    rows, bad = [], set()
+    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+        _, multi = _values(run, "multi")
+        levels = [value for value in multi if value is not None]
+        if run.collapse_step() is not None:
+            bad.add(number)
+        rows.append(
+            (
+                name,
+                run.config.method,
+                run.config.data,
+                format_radius(run.config.eps or 0),
+                str(run.records[-1]["epoch"] if run.records else 0),
+                f"{max(levels):.1%}" if levels else "-",
+                f"{levels[-1]:.1%}" if levels else "-",
+                ", ".join(f"{at:.1f}" for at in falls(run)) or "-",
+                str(sum(event["event"] == "rollback" for event in run.events)),
+            )
+        )
+    columns = ("Run", "Method", "Data", "eps", "Epochs", "Multi-step, best", "Multi-step, last",
+               "Collapse, epoch", "Rollbacks")  # fmt: skip
+    return Table("Runs", columns, rows, frozenset(bad))
+
+
+def _sentence(run: RunDirectory, name: str) -> str:
+    told = [event for event in run.events if event["event"] == "collapse" and "evidence" in event]
+    if not told:
+        return f"{name}: no collapse." if run.collapse_step() is None else f"{name} collapsed."
+    return f"{name} collapsed at step {told[0]['since']}: {told[0]['evidence']}."

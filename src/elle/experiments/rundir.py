@@ -1,0 +1,98 @@
+"""What a run directory says, finished or not, read without torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elle.config import Config, format_radius, load_config
+from elle.errors import InputError
+
+Record = dict[str, Any]
+
+
+@dataclass
+class RunDirectory:
+    """The files of one run; `read` reads again what has grown."""
+
+    path: Path
+    config: Config
+    records: list[Record] = field(default_factory=list)
+    probes: list[Record] = field(default_factory=list)
+    events: list[Record] = field(default_factory=list)
+    result: Record | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def setting(self) -> str:
+        """What was trained, in a few words."""
+        config = self.config
+        return f"{config.method} on {config.data}, eps {format_radius(config.eps or 0)}, seed {config.seed}"
+
+    def read(self) -> None:
+        self.records = _lines(self.path / "metrics.jsonl")
+        self.probes = _lines(self.path / "probes.jsonl")
+        self.events = _lines(self.path / "events.jsonl")
+        result = self.path / "result.json"
+        if result.exists():
+            self.result = _parsed(result, result.read_text(encoding="utf-8"))
+
+    def steps(self) -> list[Record]:
+        """One line an epoch: the number of its first step and a column of values a quantity."""
+        return _lines(self.path / "steps.jsonl")
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """None before the first epoch is recorded."""
+        return int(self.records[0]["step"] / self.records[0]["epoch"]) if self.records else None
+
+    def multi_step(self) -> str | None:
+        """The strongest tracked multi-step attack: the name of its column."""
+        names = [name.strip() for name in self.config.track.split(",") if name.strip().startswith("pgd-")]
+        names = [name for name in names if any(name in record for record in self.records)]
+        return max(names, key=lambda name: int(name.split("-")[1]), default=None)
+
+    def collapse_step(self) -> int | None:
+        """Where the run collapsed and stayed so: by its monitor, else by its records."""
+        standing: int | None = None
+        for event in self.events:
+            if event["event"] == "collapse":
+                standing = int(event["since" if "since" in event else "step"])
+            elif event["event"] in ("recovery", "rollback"):
+                standing = None
+        epoch: int | None = (self.result or {}).get("collapse_epoch")
+        if standing is None and epoch is not None:
+            standing = epoch * (self.steps_per_epoch or 1)
+        return standing
+
+
+def open_run(path: Path) -> RunDirectory:
+    """The run in `path`; InputError where there is none."""
+    if not (path / "config.toml").is_file():
+        raise InputError(f"{path} is not a run directory: it has no config.toml; `elle train` writes one")
+    run = RunDirectory(path, load_config([], path / "config.toml"))
+    run.read()
+    return run
+
+
+def _lines(path: Path) -> list[Record]:
+    """The values of a file with one JSON value a line; a line without its end is still being written."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [_parsed(path, line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _parsed(path: Path, text: str) -> Record:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} is damaged: {text.strip()[:40]!r} is not a JSON object")
+    return value

@@ -1,0 +1,101 @@
+"""`elle watch`: runs followed in the terminal, side by side, while they train or after."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from elle.config import format_radius
+from elle.experiments.rundir import RunDirectory, open_run
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def watch(paths: Sequence[Path], once: bool = False, pause: float = 1.0) -> None:
+    """Show the runs until all have finished, or `once`."""
+    runs = [open_run(path) for path in paths]
+    # A log file wants whole lines: no wrapping where no terminal sets a width.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    if once:
+        console.print(view(runs))
+        return
+    with Live(view(runs), console=console, auto_refresh=False) as live:
+        while True:
+            for run in runs:
+                run.read()
+            live.update(view(runs), refresh=True)
+            if all(run.result is not None for run in runs):
+                return
+            time.sleep(pause)
+
+
+def view(runs: Sequence[RunDirectory]) -> Group:
+    """A line a run, the course of its accuracy under attack, and what its monitor has said."""
+    columns = ("run", "method", "eps", "epoch", "loss", "single-step", "clean", "multi-step", "best", "E_lin", "weight")
+    table = Table(*columns, "course", "state", box=None, header_style="bold", pad_edge=False)
+    for run in runs:
+        table.add_row(*_cells(run))
+    said = [Text(f"{run.name}: {line}") for run in runs for line in _said(run)]
+    return Group(table, *said[-8:])
+
+
+def _cells(run: RunDirectory) -> list[str]:
+    record = run.records[-1] if run.records else {}
+    attack = run.multi_step()
+    # The tracked attack where there is one, otherwise the monitor's.
+    course = [one[attack] for one in run.records if attack in one] if attack else [one["multi"] for one in run.probes]
+    last = run.probes[-1] if run.probes else {}
+    error = next((value for value in (record.get("error"), last.get("error")) if value is not None), None)
+    return [
+        run.name,
+        run.config.method,
+        format_radius(run.config.eps or 0),
+        f"{record.get('epoch', 0)}/{run.config.epochs}",
+        _number(record.get("loss"), ".3f"),
+        _number(record.get("accuracy"), ".1%"),
+        _number(record.get("clean", last.get("clean")), ".1%"),
+        _number(course[-1] if course else None, ".1%"),
+        _number(max(course, default=None), ".1%"),
+        _number(error, ".1e"),
+        _number(record.get("weight"), ".3g"),
+        sparkline(course),
+        _state(run),
+    ]
+
+
+def _number(value: Any, shape: str) -> str:
+    return "-" if value is None else format(value, shape)
+
+
+def _state(run: RunDirectory) -> str:
+    step = run.collapse_step()
+    if step is not None:
+        return f"collapsed at step {step}"
+    rollbacks = sum(event["event"] == "rollback" for event in run.events)
+    words = "finished" if run.result is not None else "training" if run.records or run.probes else "starting"
+    return words + (f", rolled back {rollbacks} x" if rollbacks else "")
+
+
+def _said(run: RunDirectory) -> list[str]:
+    lines = []
+    for event in run.events:
+        if "evidence" in event:
+            lines.append(f"{event['event'].replace('_', ' ')} at step {event['step']}: {event['evidence']}")
+        elif event["event"] == "rollback":
+            lines.append(f"rolled back from step {event['undone_from']} to {event['step']}: now {event['method']}")
+    return lines
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """The last values as a row of bars, from 0 to their highest."""
+    shown = list(values)[-width:]
+    top = max(shown, default=0.0)
+    return "".join(_BARS[round(value / top * (len(_BARS) - 1))] if top > 0 else _BARS[0] for value in shown)
