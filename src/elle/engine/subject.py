@@ -13,10 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from elle.config import Config, parse_config
+from elle.config import Config
 from elle.data.registry import find_dataset, load_dataset
 from elle.data.sources import ImageSet, Split
-from elle.engine.checkpoint import load_checkpoint
 from elle.engine.trained import load_run
 from elle.errors import InputError
 from elle.models.registry import build_model
@@ -27,7 +26,7 @@ class Source:
     """Where a network comes from, in plain words that another process can read."""
 
     path: str | None = None
-    """A run directory, or a checkpoint of one."""
+    """A run directory, or a file of weights in one: a checkpoint, or what was kept around a collapse."""
     model: str | None = None
     weights: str | None = None
     data: str | None = None
@@ -50,7 +49,7 @@ class Source:
             weights = Path(str(self.weights))
             return weights.with_name(f"{weights.stem}-evaluation")
         path = Path(self.path)
-        return path.parent.parent / "evaluations" / path.stem if path.is_file() else path
+        return _run_of(path) / "evaluations" / path.stem if path.is_file() else path
 
 
 @dataclass(frozen=True)
@@ -81,31 +80,24 @@ class Subject:
 
 def load_subject(source: Source, device: torch.device) -> Subject:
     """The network on `device` in eval mode; nothing is unpickled but tensors."""
-    if source.path is None:
-        subject = _foreign(source)
-    elif Path(source.path).is_file():
-        subject = _checkpoint(source, Path(source.path))
-    else:
-        subject = _run(source, Path(source.path))
+    subject = _foreign(source) if source.path is None else _run(source, Path(source.path))
     subject.model.to(device).eval()
     return subject
 
 
-def _run(source: Source, directory: Path) -> Subject:
-    trained = load_run(directory)
+def _run(source: Source, path: Path) -> Subject:
+    weights = path if path.is_file() else path / "model.safetensors"
+    trained = load_run(_run_of(path), weights=weights)
     config = trained.config.resolved()
     images = load_dataset(source.data or config.data, source.root or config.root)
-    return _subject(trained.model, images, config, directory / "model.safetensors", source)
+    return _subject(trained.model, images, config, weights, source)
 
 
-def _checkpoint(source: Source, path: Path) -> Subject:
-    tensors, header = load_checkpoint(path)
-    config = parse_config(header["config"], where=f"{path}: ").resolved()
-    images = load_dataset(source.data or config.data, source.root or config.root)
-    model = _built(config.model or "", images)
-    own = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    _fit(model, own, path, config.model or "")
-    return _subject(model, images, config, path, source)
+def _run_of(path: Path) -> Path:
+    """The run directory of a checkpoint, of another file of weights in it, or itself."""
+    if not path.is_file():
+        return path
+    return path.parent.parent if path.parent.name == "checkpoints" else path.parent
 
 
 def _subject(model: nn.Module, images: ImageSet, config: Config, weights: Path, source: Source) -> Subject:
