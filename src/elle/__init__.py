@@ -14,17 +14,18 @@ if TYPE_CHECKING:
     from elle.core import attacks
     from elle.engine.probe import CollapseMonitor
     from elle.engine.trained import load
-    from elle.evaluation.evaluate import evaluate
+    from elle.evaluation.evaluate import assess, evaluate
     from elle.methods import METHODS
     from elle.plugin import ELLE
 
-__all__ = ["ELLE", "METHODS", "CollapseMonitor", "__version__", "attacks", "evaluate", "load"]
+__all__ = ["ELLE", "METHODS", "CollapseMonitor", "__version__", "assess", "attacks", "evaluate", "load"]
 
 # Resolved on first use: `import elle` and `elle --help` start at once, and the plug-in needs torch alone.
 _WHERE = {
     "ELLE": "elle.plugin",
     "CollapseMonitor": "elle.engine.probe",
     "METHODS": "elle.methods",
+    "assess": "elle.evaluation.evaluate",
     "attacks": "elle.core.attacks",
     "evaluate": "elle.evaluation.evaluate",
     "load": "elle.engine.trained",

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from elle import cli_evaluation
 from elle.cli_data import app as data_app
 from elle.cli_data import list_datasets
 from elle.config import KEYS, check_radius, load_config, parse_radius, parse_words
 from elle.errors import InputError, WorkError
-from elle.printing import print_json, print_rows, print_table
+from elle.printing import print_accuracies, print_json, print_rows, print_table
 from elle.version import __version__
 
 app = typer.Typer(
@@ -132,7 +133,7 @@ def train(
     if as_json:
         print_json(result)
     else:
-        _print_accuracies(result["test"])
+        print_accuracies(result["test"])
         print(f"everything is in {run_directory(settings.resolved())}")
 
 
@@ -211,42 +212,9 @@ def report(
         print_table(COLUMNS, [describe(row) for row in rows])
 
 
-@app.command()
-def evaluate(
-    directory: RunDirectory,
-    attack: Annotated[
-        str, typer.Option(help="clean, fgsm, pgd-STEPS, pgd-STEPS-RESTARTS; several with commas.")
-    ] = "clean,pgd-20",
-    eps: Eps = None,
-    limit: Limit = None,
-    root: Root = None,
-    device: Device = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Of the random starts.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Measure a trained network's accuracy without and under attack; also written to DIR/evaluation.json.
-
-    Example: elle evaluate runs/digits-elle-a-eps0.2-seed0 --attack clean,fgsm,pgd-20,pgd-50-10
-    """
-    from elle.engine.checkpoint import write_json
-    from elle.evaluation.evaluate import evaluate as measure
-    from elle.evaluation.evaluate import parse_attacks
-
-    parse_attacks(attack)
-    trained, x, y, radius = _trained(directory, eps, limit, root, device)
-    result = measure(trained.model, x, y, attack, radius, norm=trained.config.norm, seed=seed)
-    record = {
-        "eps": radius,
-        "norm": trained.config.norm,
-        "seed": seed,
-        "version": __version__,
-        "attacks": result,
-    }
-    if as_json:
-        print_json(record)
-    else:
-        _print_accuracies(result)
-    write_json(directory / "evaluation.json", record)
+app.command()(cli_evaluation.evaluate)
+app.command()(cli_evaluation.compare)
+app.command()(cli_evaluation.show)
 
 
 @app.command()
@@ -383,18 +351,3 @@ def doctor(as_json: AsJson = False) -> None:
         print_json(rows)
     else:
         print_table(["", "found", "what to do"], [[row["what"], row["found"], row["advice"]] for row in rows])
-
-
-def _print_accuracies(result: dict[str, dict[str, Any]]) -> None:
-    rows = []
-    for name, one in result.items():
-        low, high = one["interval"]
-        rows.append(
-            [
-                name,
-                f"{one['accuracy']:.2%}",
-                f"{low:.2%} to {high:.2%}",
-                f"{one['correct']} of {one['total']}",
-            ]
-        )
-    print_table(["attack", "accuracy", "95 % interval", "correct"], rows)

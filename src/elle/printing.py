@@ -29,3 +29,12 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def print_accuracies(result: dict[str, dict[str, Any]]) -> None:
+    """A line for each attack of a result."""
+    rows = []
+    for name, one in result.items():
+        low, high = one["interval"]
+        rows.append([name, f"{one['accuracy']:.2%}", f"{low:.2%} to {high:.2%}", f"{one['correct']} of {one['total']}"])
+    print_table(["attack", "accuracy", "95 % interval", "correct"], rows)

@@ -66,14 +66,21 @@ class SignStep:
             target = _probabilities(model, x) if self.objective == "kl" else y
             if self.agree > 1:
                 return self._inside(x + self.alpha * eps * self._agreement(model, x, target, eps), x, eps)
-            x_adv = self._inside(self._started(x, eps), x, eps) if self.noise else x
+            x_adv = self.first_point(x, eps)
             for t in range(self.steps):
-                direction = self._direction(model, x_adv, target)
-                if self.frank_wolfe:
-                    x_adv = self._inside(x_adv + 2 / (t + 2) * (x + eps * direction - x_adv), x, eps)
-                else:
-                    x_adv = self._inside(x_adv + self.alpha * eps * direction, x, eps)
+                x_adv = self.next_point(x_adv, _gradient(model, x_adv, target), x, eps, t)
         return x_adv
+
+    def first_point(self, x: Tensor, eps: float | Tensor) -> Tensor:
+        """Where the steps begin: at random in the ball, or x itself where there is no noise."""
+        return self._inside(self._started(x, eps), x, eps) if self.noise else x
+
+    def next_point(self, x_adv: Tensor, gradient: Tensor, x: Tensor, eps: float | Tensor, t: int = 0) -> Tensor:
+        """Step t, from x_adv up the gradient there."""
+        direction = self._direction(gradient)
+        if self.frank_wolfe:
+            return self._inside(x_adv + 2 / (t + 2) * (x + eps * direction - x_adv), x, eps)
+        return self._inside(x_adv + self.alpha * eps * direction, x, eps)
 
     def _started(self, x: Tensor, eps: float | Tensor) -> Tensor:
         if self.start == "normal":
@@ -81,8 +88,7 @@ class SignStep:
         direction = _random_direction(x, self.norm)
         return x + self.noise * eps * (direction.sign() if self.start == "sign" else direction)
 
-    def _direction(self, model: Model, x_adv: Tensor, target: Tensor) -> Tensor:
-        gradient = _gradient(model, x_adv, target)
+    def _direction(self, gradient: Tensor) -> Tensor:
         if self.zero:
             size = gradient.abs().flatten(1)
             least = size.kthvalue(max(1, round(self.zero * size.shape[1])), dim=1).values

@@ -33,7 +33,14 @@ from elle.engine.runtime import (
 )
 from elle.engine.step import RECORDED, Step
 from elle.errors import InputError, WorkError
-from elle.evaluation.evaluate import EvaluationAttack, evaluate, evaluation_mode, parse_attacks, surviving
+from elle.evaluation.evaluate import (
+    EvaluationAttack,
+    evaluate,
+    evaluation_mode,
+    parse_attacks,
+    parse_tracked,
+    surviving,
+)
 from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error
 from elle.methods import Method, configured
 from elle.models.registry import build_model
@@ -58,7 +65,7 @@ def parse_track(track: str, norm: Norm) -> tuple[list[EvaluationAttack], str]:
     """`clean,pgd-10,misalignment` -> the attacks, and the names of the linearity metrics, which may be none."""
     names = [name.strip() for name in track.split(",") if name.strip()]
     metrics = [name for name in names if name in METRICS]
-    return parse_attacks(",".join(name for name in names if name not in METRICS), norm), ",".join(metrics)
+    return parse_tracked(",".join(name for name in names if name not in METRICS), norm), ",".join(metrics)
 
 
 def run_directory(config: Config) -> Path:

@@ -2,96 +2,178 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import re
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elle.core.attacks import Norm, SignStep
-from elle.errors import InputError, nearest
+from elle.errors import InputError
+from elle.evaluation.autoattack import ORDER, adaptations
+from elle.evaluation.autoattack.oracle import Precision
+from elle.evaluation.checks import check
+from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong
+from elle.evaluation.names import EvaluationAttack, Norm, parse_attacks, parse_tracked
+from elle.evaluation.results import SCHEMA, collected, entries, packed, wilson_interval
+from elle.evaluation.units import BATCH, Engine, Images, Memory, Settings, Store, Worker, count_chunks, default_chunk
+from elle.version import __version__
 
-
-@dataclass(frozen=True)
-class EvaluationAttack:
-    name: str
-    attack: SignStep | None
-    restarts: int = 1
-
-
-def parse_attacks(names: str, norm: Norm = "linf") -> list[EvaluationAttack]:
-    """`clean,fgsm,pgd-20,pgd-50-10` -> attacks. PGD-K steps eps/8 at K=20 (2.5 eps/K); PGD-K-R steps eps/4."""
-    attacks = [_parse_attack(name.strip(), norm) for name in names.split(",") if name.strip()]
-    if not attacks:
-        raise InputError("no attack given; for example --attack clean,pgd-20")
-    return attacks
-
-
-def _parse_attack(name: str, norm: Norm) -> EvaluationAttack:
-    if name == "clean":
-        return EvaluationAttack(name, None)
-    if name == "fgsm":
-        return EvaluationAttack(name, SignStep(clip=True, norm=norm))
-    match = re.fullmatch(r"pgd-([1-9]\d{0,4})(?:-([1-9]\d{0,3}))?", name)
-    if not match:
-        known = ["clean", "fgsm", "pgd-20", "pgd-50-10"]
-        raise InputError(
-            f"attack {name!r} does not exist{nearest(name, known)}; use clean, fgsm, pgd-STEPS or pgd-STEPS-RESTARTS"
-        )
-    steps, restarts = int(match[1]), int(match[2] or 1)
-    alpha = 1 / 4 if match[2] else min(2.5 / steps, 1)
-    return EvaluationAttack(name, SignStep(alpha, steps, noise=1, clip=True, norm=norm), restarts)
+__all__ = [
+    "EvaluationAttack",
+    "assess",
+    "evaluate",
+    "evaluation_mode",
+    "exact_float32",
+    "parse_attacks",
+    "parse_tracked",
+    "record_of",
+    "surviving",
+    "wilson_interval",
+]
 
 
 def evaluate(
     model: nn.Module,
-    x: Tensor,
-    y: Tensor,
+    x: Images,
+    y: Images,
     attack: str = "clean,pgd-20",
     eps: float = 8 / 255,
     *,
     norm: Norm = "linf",
-    batch: int = 500,
+    batch: int = BATCH,
     seed: int = 0,
+    engine: Engine = "fast",
+    precision: Precision | None = None,
+    chunk: int | None = None,
+    compile: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Accuracy of `model` on images x [N, C, H, W] in [0, 1] with labels y [N], for each attack named.
+    """Accuracy of `model` on images x [N, C, H, W] with labels y [N], for each attack named.
 
-    `result["pgd-20"]` holds accuracy, correct, total, interval (95 %) and seconds. The model is put into eval
-    mode and back; the random starts come from `seed` alone and the caller's random state is left as it was.
+    x is uint8, or floats in [0, 1]; a tensor or an array, on any device or memory-mapped: it is moved to the model's
+    device a chunk at a time. `result["pgd-20"]` holds accuracy, correct, total, interval (95 %) and seconds. The model
+    is put into eval mode and back; randomness comes from `seed` alone and the caller's is left as it was.
     """
-    attacks = parse_attacks(attack, norm)
+    device = _device(model, x)
+    how, chunk = precision or search_precision(device), chunk or default_chunk(device)
+    settings = Settings(eps, norm, seed, engine, how, batch, chunk, compile)
+    store, attacks = _run(model, x, y, attack, settings, device)
+    plain = ("accuracy", "correct", "total", "interval", "seconds", "parts")
+    found = entries(store, attacks, len(y), settings)
+    return {name: {key: one[key] for key in plain if key in one} for name, one in found.items()}
+
+
+def assess(
+    model: nn.Module,
+    x: Images,
+    y: Images,
+    attack: str = "clean,fgsm,pgd-20",
+    eps: float = 8 / 255,
+    *,
+    norm: Norm = "linf",
+    batch: int = BATCH,
+    seed: int = 0,
+    engine: Engine = "fast",
+    precision: Precision | None = None,
+    chunk: int | None = None,
+    compile: bool = False,
+) -> dict[str, Any]:
+    """As `evaluate`, and the whole record that can be published: self-checks, outcomes by point, settings, versions."""
+    device = _device(model, x)
+    how, chunk = precision or search_precision(device), chunk or default_chunk(device)
+    settings = Settings(eps, norm, seed, engine, how, batch, chunk, compile)
+    store, attacks = _run(model, x, y, attack, settings, device, probe=True)
+    return record_of(store, attacks, settings, len(y), devices=[device_name(device)])
+
+
+def _device(model: nn.Module, x: Images) -> torch.device:
+    return device_of(model, x.device if isinstance(x, Tensor) else torch.device("cpu"))
+
+
+def _run(
+    model: nn.Module,
+    x: Images,
+    y: Images,
+    attack: str,
+    settings: Settings,
+    device: torch.device,
+    probe: bool = False,
+) -> tuple[Memory, list[EvaluationAttack]]:
+    attacks, eps = parse_attacks(attack, settings.norm), settings.eps
     if len(x) == 0 or len(x) != len(y):
         raise InputError(f"{len(x)} images and {len(y)} labels cannot be evaluated; there must be one label an image")
-    if not 0 <= eps < math.inf or (norm == "linf" and eps > 1):
+    if not 0 <= eps < math.inf or (settings.norm == "linf" and eps > 1):
         raise InputError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
-    results = {}
-    with exact_float32(x.device):
-        for one in attacks:
-            with evaluation_mode(model, seed, x.device):
-                results[one.name] = _result(model, x, y, one, eps, batch)
-    return results
+    store = Memory()
+    worker = Worker(model, x, y, attacks, settings, device, probe=probe)
+    worker.run(store, range(count_chunks(len(y), settings.chunk)))
+    return store, attacks
 
 
-def _result(model: nn.Module, x: Tensor, y: Tensor, one: EvaluationAttack, eps: float, batch: int) -> dict[str, Any]:
-    started = time.perf_counter()
-    correct = int(surviving(model, x, y, one, eps, batch).sum())  # waits for the device
-    low, high = wilson_interval(correct, len(x))
-    return {
-        "accuracy": correct / len(x),
-        "correct": correct,
-        "total": len(x),
-        "interval": [low, high],
-        "seconds": round(time.perf_counter() - started, 3),
+def search_precision(device: torch.device) -> Precision:
+    """fp16 for searching on a GPU, where each success is verified in float32; float32 on a CPU."""
+    return "fp16" if device.type == "cuda" else "fp32"
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or the processor's."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
+
+
+def record_of(
+    store: Store,
+    attacks: list[EvaluationAttack],
+    settings: Settings,
+    total: int,
+    *,
+    devices: Sequence[str],
+    about: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The published record (docs/evaluation.md): plain values only, so that JSON holds it."""
+    found = entries(store, attacks, total, settings)
+    facts = collected(store, (), total, settings.chunk).facts
+    for one in attacks:
+        found[one.name]["survived"] = packed(found[one.name]["survived"])
+        if one.parts:
+            notes = [adaptations(name, facts["classes"]) for name in one.parts]
+            found[one.name]["adaptations"] = [words for note in notes for words in note]
+    settled = asdict(settings)
+    record = {
+        "schema": SCHEMA,
+        "version": __version__,
+        **{key: settled[key] for key in ("eps", "norm", "seed", "engine", "precision", "batch", "chunk", "compile")},
+        "classes": facts["classes"],
+        "data": {"name": None, "count": total},
+        "attacks": found,
+        "checks": check(found, facts, total),
+        "versions": versions(settings.engine, attacks),
+        "devices": list(devices),
     }
+    if any(one.parts == ORDER for one in attacks):
+        record["order"] = list(ORDER)
+    return record | (about or {})
 
 
-def surviving(model: nn.Module, x: Tensor, y: Tensor, one: EvaluationAttack, eps: float, batch: int = 500) -> Tensor:
-    """Which images [N] are still classified correctly; an image is broken if any restart breaks it."""
+def versions(engine: Engine, attacks: list[EvaluationAttack]) -> dict[str, str | None]:
+    """Of everything that computed."""
+    found: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "numpy": np.__version__,
+    }
+    if engine == "reference" and any(one.parts for one in attacks):
+        from importlib.metadata import version
+
+        found["pyautoattack"] = version("pyautoattack")
+    return found
+
+
+def surviving(model: nn.Module, x: Tensor, y: Tensor, one: EvaluationAttack, eps: float, batch: int = BATCH) -> Tensor:
+    """Which images [N] the last points of gradient steps leave correct, in the caller's mode and precision."""
     everything = torch.arange(len(x), device=x.device)
     alive = torch.cat([_correct(model, x[part], y[part]) for part in torch.split(everything, batch)])
     for _ in range(one.restarts if one.attack is not None else 0):
@@ -104,45 +186,4 @@ def surviving(model: nn.Module, x: Tensor, y: Tensor, one: EvaluationAttack, eps
 
 def _correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
-        logits: Tensor = model(x)
-    # argmax takes NaN for the largest: a network that diverged would pass for one that always answers class 0.
-    return (logits.argmax(1) == y) & ~logits.isnan().any(1)
-
-
-def wilson_interval(correct: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a proportion (Wilson, 1927)."""
-    z = 1.959963984540054
-    share = correct / total
-    middle = (share + z * z / (2 * total)) / (1 + z * z / total)
-    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total**2)) / (1 + z * z / total)
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
-@contextlib.contextmanager
-def evaluation_mode(model: nn.Module, seed: int, device: torch.device) -> Iterator[None]:
-    """Eval mode and a random stream of its own; both are put back, so that evaluating never changes training."""
-    modes = {module: module.training for module in model.modules()}
-    cuda = [device] if device.type == "cuda" else []
-    benchmark = torch.backends.cudnn.benchmark
-    with torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(seed)
-        torch.backends.cudnn.benchmark = False  # survivors come in ever new batch sizes: trials would not pay
-        model.eval()
-        try:
-            yield
-        finally:
-            torch.backends.cudnn.benchmark = benchmark
-            for module, training in modes.items():
-                module.training = training
-
-
-@contextlib.contextmanager
-def exact_float32(device: torch.device) -> Iterator[None]:
-    """float32 with full mantissas: no autocast and no TF32."""
-    kept = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = kept
+        return ~is_wrong(model(x), y)

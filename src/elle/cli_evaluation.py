@@ -1,0 +1,222 @@
+"""`elle evaluate`, `elle compare`, `elle show`: parse and dispatch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from elle.config import check_radius, format_radius, parse_radius
+from elle.errors import InputError, nearest
+from elle.printing import print_accuracies, print_json, print_table
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Eps = Annotated[str | None, typer.Option(help="The radius, as a fraction: 8/255; otherwise the run's own.")]
+Root = Annotated[str | None, typer.Option(help="The data folder; otherwise the run's own.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Weights = Annotated[
+    str | None, typer.Option(help="A .safetensors or state_dict file, for a network that was not trained here.")
+]
+ModelName = Annotated[str | None, typer.Option(help="Its network: a row of `elle models`, or module:function.")]
+Data = Annotated[str | None, typer.Option(help="Its test images: a row of `elle datasets`.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of every random draw.")]
+Run = Annotated[str | None, typer.Argument(metavar="[DIR|CHECKPOINT]", help="A run directory, or a checkpoint of one.")]
+
+
+def evaluate(
+    run: Run = None,
+    attack: Annotated[
+        str,
+        typer.Option(
+            help="clean, fgsm, pgd-STEPS, pgd-STEPS-RESTARTS, apgd-ce, apgd-t, fab-t, square, autoattack; with commas."
+        ),
+    ] = "clean,pgd-20",
+    eps: Eps = None,
+    norm: Annotated[str | None, typer.Option(help="linf, l2 or l1; otherwise the run's own.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N test images.")] = None,
+    model: ModelName = None,
+    weights: Weights = None,
+    data: Data = None,
+    root: Root = None,
+    engine: Annotated[str, typer.Option(help="fast: elle's own; reference: pyautoattack.")] = "fast",
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="Of the search: auto (fp16 on a GPU), fp32, tf32, fp16, bf16; successes are verified in fp32."
+        ),
+    ] = "auto",
+    device: Device = "auto",
+    devices: Annotated[
+        str | None, typer.Option(help="Several, with commas: 0,1 are GPUs. The result does not depend on how many.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Points attacked at once.")] = 512,
+    chunk: Annotated[
+        int | None, typer.Option(min=1, help="Points a unit of work: what an interruption can cost.")
+    ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the network first: for thousands of images on a GPU.")
+    ] = False,
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option(help="Where the result goes; otherwise the run directory.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,
+    save: Annotated[bool, typer.Option("--save", help="Keep the adversarial images, compressed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a network's accuracy without and under attack; written to DIR/evaluation.json.
+
+    Example: elle evaluate runs/digits-elle-a-eps0.2-seed0 --attack clean,fgsm,pgd-20,pgd-50-10
+    """
+    _choose("engine", engine, ("fast", "reference"))
+    _choose("precision", precision, ("auto", "fp32", "tf32", "fp16", "bf16"))
+    from elle.engine.assessment import Job, assess_run
+    from elle.engine.runtime import pick_device
+    from elle.engine.subject import Source, load_subject
+    from elle.evaluation.evaluate import search_precision
+    from elle.evaluation.names import NORMS, parse_attacks
+    from elle.evaluation.units import Settings, default_chunk
+
+    if norm is not None:
+        _choose("norm", norm, NORMS)
+    parse_attacks(attack)
+    names = _devices(devices) if devices else [device]
+    first = pick_device(names[0])
+    source = Source(run, model, weights, data, root)
+    subject = load_subject(source, first)
+    radius = _radius(eps, norm, subject)
+    chosen: Any = subject.norm if norm is None else norm
+    chosen_engine: Any = engine
+    parse_attacks(attack, chosen)
+    how: Any = search_precision(first) if precision == "auto" else precision
+    settings = Settings(radius, chosen, seed, chosen_engine, how, batch, chunk or default_chunk(first), compiled)
+    count = min(limit or len(subject.test), len(subject.test))
+    place = out or source.place
+    with _progress() as watch:
+        record = assess_run(
+            Job(source, attack, settings, count, save), subject, place, names, resume=resume, watch=watch
+        )
+    if as_json:
+        print_json(record)
+        return
+    print_accuracies(record["attacks"])
+    for words in dict.fromkeys(words for one in record["attacks"].values() for words in one.get("adaptations", [])):
+        print(f"note: {words}")
+    for one in record["checks"]:
+        if one["passed"] is False:
+            print(f"check {one['check']}: {one['words']}")
+    print(f"eps {format_radius(radius)} in {chosen}; everything is in {place / 'evaluation.json'}")
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A run directory, or an evaluation's JSON file.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare two evaluations point by point, attack by attack.
+
+    Example: elle compare runs/a runs/b
+    """
+    from elle.evaluation.results import compared
+
+    result = compared(read_record(a), read_record(b))
+    if as_json:
+        print_json(result)
+        return
+    rows = []
+    for name, one in result["attacks"].items():
+        first, second = one["accuracy"]
+        counts = [str(len(one[key])) for key in ("only_a_breaks", "only_b_breaks")]
+        rows.append([name, f"{first:.2%}", f"{second:.2%}", f"{one['difference']:+.2%}", *counts, one["statement"]])
+    print_table(["attack", "A", "B", "B - A", "only A breaks", "only B breaks", ""], rows)
+    for key, (one, other) in result["differing"].items():
+        print(f"note: {key} is {one} in A and {other} in B")
+
+
+def show(
+    run: Run = None,
+    count: Annotated[int, typer.Option(min=1, max=50, help="How many images.")] = 9,
+    eps: Eps = None,
+    attack: Annotated[str, typer.Option(help="The rows below the original, with commas.")] = "fgsm,pgd-50",
+    model: ModelName = None,
+    weights: Weights = None,
+    data: Data = None,
+    root: Root = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option(help="The PNG; otherwise adversarial.png in the run directory.")] = None,
+) -> None:
+    """Draw test images and what attacks make of them, with the perturbation amplified and the predicted classes.
+
+    Example: elle show runs/digits-elle-a-eps0.2-seed0 --count 6
+    """
+    from elle.engine.runtime import pick_device
+    from elle.engine.subject import Source, load_subject
+    from elle.evaluation.names import parse_tracked
+    from elle.evaluation.picture import attacked_rows, draw
+
+    source = Source(run, model, weights, data, root)
+    subject = load_subject(source, pick_device(device))
+    attacks = parse_tracked(attack, subject.norm)  # type: ignore[arg-type]
+    radius = _radius(eps, None, subject)
+    rows = attacked_rows(subject.model, subject.test.x, subject.test.y, attacks, radius, count=count, seed=seed)
+    path = out or source.place / "adversarial.png"
+    draw(rows, radius, subject.classes, path)
+    print(f"eps {format_radius(radius)}: {path}")
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """An evaluation's record, from its file or the directory it is in."""
+    from elle.evaluation.results import SCHEMA
+
+    file = path / "evaluation.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"{file} does not exist; `elle evaluate` writes it")
+    try:
+        record = json.loads(file.read_text())
+    except ValueError:
+        raise InputError(f"{file} is not JSON; `elle evaluate` writes it") from None
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        found = record.get("schema") if isinstance(record, dict) else None
+        raise InputError(f"{file} is not a record of the schema {SCHEMA} (its schema is {found!r}); evaluate again")
+    return record
+
+
+def _choose(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InputError(f"--{name} {value!r} does not exist{nearest(value, allowed)}; use {', '.join(allowed)}")
+
+
+def _devices(words: str) -> list[str]:
+    names = [name.strip() for name in words.split(",") if name.strip()]
+    if not names:
+        raise InputError("--devices names none; for example --devices 0,1")
+    return [f"cuda:{name}" if name.isdecimal() else name for name in names]
+
+
+def _radius(eps: str | None, norm: str | None, subject: Any) -> float:
+    if eps is None:
+        if norm not in (None, subject.norm):
+            raise InputError(f"--norm {norm} needs --eps: the run's radius is one of {subject.norm}")
+        return float(subject.eps)
+    try:
+        return check_radius(parse_radius(eps), norm or subject.norm)
+    except ValueError as problem:
+        raise InputError(f"--eps {problem}") from None
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar of units on a terminal, nothing in a log."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("evaluating", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

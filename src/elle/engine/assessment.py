@@ -1,0 +1,305 @@
+"""An evaluation in a directory: written down unit by unit, shared out over devices, resumed, and made one record."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from elle.config import format_radius
+from elle.engine.checkpoint import RunLock, write_atomically, write_json
+from elle.engine.runtime import pick_device
+from elle.engine.subject import Source, Subject, load_subject
+from elle.errors import InputError, WorkError
+from elle.evaluation.evaluate import device_name, record_of
+from elle.evaluation.names import parse_attacks
+from elle.evaluation.units import Outcome, Settings, Unit, Worker, count_chunks, plan
+
+PARTS = "evaluation.parts"
+RESULT = "evaluation.json"
+SAVED = "adversarial"
+
+
+@dataclass(frozen=True)
+class Job:
+    """An evaluation in plain values, which another process can read."""
+
+    source: Source
+    attack: str
+    settings: Settings
+    count: int
+    keep: bool = False
+
+
+class Files:
+    """Outcomes as files of a directory, each written atomically."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def load(self, unit: Unit) -> Outcome | None:
+        path = self.directory / f"{unit.name}.npz"
+        if not path.exists():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                seconds, facts = json.loads(str(arrays["rest"]))
+                return Outcome(arrays["broken"], seconds, facts)  # images stay in the file until they are wanted
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            return None  # damaged from outside: done again
+
+    def examples(self, unit: Unit) -> dict[str, Any]:
+        """Where in its chunk the broken points are, and their adversarial images."""
+        with np.load(self.directory / f"{unit.name}.npz", allow_pickle=False) as arrays:
+            return {"index": arrays["broken"].nonzero()[0], "x_adv": arrays["x_adv"]}
+
+    def save(self, unit: Unit, outcome: Outcome) -> None:
+        content = io.BytesIO()
+        arrays: dict[str, Any] = {"broken": outcome.broken, "rest": json.dumps([outcome.seconds, outcome.facts])}
+        if outcome.x_adv is not None:
+            arrays["x_adv"] = outcome.x_adv
+        np.savez_compressed(content, **arrays)
+        write_atomically(self.directory / f"{unit.name}.npz", content.getvalue())
+
+
+def assess_run(
+    job: Job,
+    subject: Subject,
+    out: Path,
+    devices: list[str],
+    *,
+    resume: bool = False,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Run what is left of the job, on every device given, and write and return its record."""
+    attacks = parse_attacks(job.attack, job.settings.norm)
+    identity = _identity(job, subject)
+    with RunLock(out):
+        if resume and (finished := _finished(out, identity, job.attack)) is not None:
+            return finished
+        fresh = _claim(out, identity, resume)
+        started = time.perf_counter()
+        chunks = count_chunks(job.count, job.settings.chunk)
+        total = chunks * len(plan(attacks, 0))
+        try:
+            with _stoppable(out / PARTS, total):
+                _run(job, out / PARTS, subject, devices, watch, total)
+        except InputError:
+            if fresh:
+                shutil.rmtree(out / PARTS)  # a mistake, not an interruption: there is nothing to continue
+            raise
+        about = _about(job, subject) | {"seconds": round(time.perf_counter() - started, 3), "identity": identity}
+        names = [device_name(pick_device(name)) for name in devices]
+        record = record_of(Files(out / PARTS), attacks, job.settings, job.count, devices=names, about=about)
+        if job.keep:
+            _keep_examples(out, job)
+        _set_aside(out, record)
+        write_json(out / RESULT, record)
+        shutil.rmtree(out / PARTS)
+    return record
+
+
+def _identity(job: Job, subject: Subject) -> dict[str, Any]:
+    """What must agree for a unit of one evaluation to be a unit of another: all but attacks and devices."""
+    points = {"data": subject.data, "count": job.count, "points": subject.labels_digest(job.count)}
+    return asdict(job.settings) | points | {"weights": subject.digest(), "save": job.keep}
+
+
+def _finished(out: Path, identity: dict[str, Any], attack: str) -> dict[str, Any] | None:
+    """The record that is there already, if it is this very evaluation and nothing newer was begun."""
+    record = _old_record(out)
+    if not record or (out / PARTS).exists():
+        return None
+    wanted = [one.name for one in parse_attacks(attack, identity["norm"])]
+    same = record.get("identity") == identity and list(record["attacks"]) == wanted
+    return record if same else None
+
+
+def _claim(out: Path, identity: dict[str, Any], resume: bool) -> bool:
+    """Begin in an empty folder of parts (True), or go on in one that belongs to this evaluation (False)."""
+    parts = out / PARTS
+    if not (parts / "identity.json").exists():
+        shutil.rmtree(parts, ignore_errors=True)
+        write_json(parts / "identity.json", identity)
+        return True
+    if not resume:
+        count = len(list(parts.glob("*.npz")))
+        raise InputError(
+            f"{out} holds an unfinished evaluation ({count} units done); continue it with --resume, "
+            f"choose another --out, or delete {parts}"
+        )
+    begun = json.loads((parts / "identity.json").read_text())
+    differing = [key for key in identity if begun.get(key) != identity[key]]
+    if differing:
+        words = ", ".join(_spelled(key, begun.get(key)) for key in differing)
+        raise InputError(
+            f"the unfinished evaluation in {parts} has {words}; give the same, choose another --out, or delete it"
+        )
+    return False
+
+
+def _spelled(key: str, value: Any) -> str:
+    if key in ("weights", "points"):
+        return f"other {key}"
+    return f"{key}={format_radius(value) if key == 'eps' else value}"
+
+
+@contextlib.contextmanager
+def _stoppable(parts: Path, total: int) -> Iterator[None]:
+    """SIGINT and SIGTERM stop at once: what is lost is the unit at work."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Stopped(signal.Signals(number).name)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may install handlers
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except _Stopped as stopped:
+        count = len(list(parts.glob("*.npz")))
+        raise WorkError(
+            f"stopped by {stopped}; {count} of {total} units are saved; the same command with --resume goes on"
+        ) from None
+    except torch.OutOfMemoryError:
+        raise WorkError(
+            "the device's memory is full; what is done is saved; go on with --resume and a smaller --batch"
+        ) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Stopped(BaseException):
+    """A signal; no `except Exception` of anyone's network may swallow it."""
+
+
+def _run(
+    job: Job, parts: Path, subject: Subject, devices: list[str], watch: Callable[[int, int], None], total: int
+) -> None:
+    chunks = range(count_chunks(job.count, job.settings.chunk))
+
+    def done() -> None:
+        watch(len(list(parts.glob("*.npz"))), total)
+
+    done()
+    if len(devices) == 1:
+        _worker(job, subject, pick_device(devices[0])).run(Files(parts), chunks, done)
+        return
+    # One process a device. A unit depends on nothing but its name, so the chunks are dealt out and nobody talks.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(devices), mp_context=context) as pool:
+        try:
+            with _born_deaf():
+                running = {
+                    pool.submit(_share, job, parts, name, list(chunks[k :: len(devices)]), os.getpid())
+                    for k, name in enumerate(devices)
+                }
+            while running:
+                ready, running = wait(running, timeout=1, return_when=FIRST_EXCEPTION)
+                done()
+                for future in ready:
+                    future.result()
+        except BrokenProcessPool:
+            raise WorkError(
+                "a worker process ended; what is done is saved; the same command with --resume goes on"
+            ) from None
+        except BaseException:
+            for process in list(pool._processes.values()):
+                process.kill()  # at once: units are atomic
+            raise
+
+
+@contextlib.contextmanager
+def _born_deaf() -> Iterator[None]:
+    """Processes started here ignore Ctrl-C, which reaches a whole group of them: the parent decides."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _share(job: Job, parts: Path, device: str, chunks: list[int], parent: int) -> None:
+    """What one worker process does."""
+    subject = load_subject(job.source, pick_device(device))
+
+    def orphaned() -> None:
+        if os.getppid() != parent:
+            os._exit(1)
+
+    _worker(job, subject, pick_device(device)).run(Files(parts), chunks, orphaned)
+
+
+def _worker(job: Job, subject: Subject, device: torch.device) -> Worker:
+    attacks = parse_attacks(job.attack, job.settings.norm)
+    x, y = subject.test.x[: job.count], subject.test.y[: job.count]
+    return Worker(subject.model, x, y, attacks, job.settings, device, probe=True, keep=job.keep)
+
+
+def _about(job: Job, subject: Subject) -> dict[str, Any]:
+    """What a record says of its network and its points."""
+    return {
+        "model": {
+            "name": subject.model_name,
+            "weights": str(subject.weights),
+            "sha256": subject.digest(),
+            "config": None if subject.config is None else subject.config.model_dump(),
+        },
+        "data": {"name": subject.data, "count": job.count, "sha256": subject.labels_digest(job.count)},
+        "class_names": list(subject.classes),
+    }
+
+
+def _keep_examples(out: Path, job: Job) -> None:
+    """adversarial/ATTACK.CHUNK.npz: index and x_adv of the points each attack broke."""
+    shutil.rmtree(out / SAVED, ignore_errors=True)
+    (out / SAVED).mkdir()
+    store, attacks = Files(out / PARTS), parse_attacks(job.attack, job.settings.norm)
+    for chunk in range(count_chunks(job.count, job.settings.chunk)):
+        for unit in plan(attacks, chunk)[1:]:
+            arrays, content = store.examples(unit), io.BytesIO()
+            arrays["index"] += chunk * job.settings.chunk
+            np.savez_compressed(content, **arrays)
+            write_atomically(out / SAVED / f"{unit.name}.npz", content.getvalue())
+
+
+def _old_record(out: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((out / RESULT).read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _set_aside(out: Path, record: dict[str, Any]) -> None:
+    """A record that says something the new one does not is kept under the next free number."""
+    old = _old_record(out)
+    repeated = old.get("identity") == record["identity"] and set(old["attacks"]) <= set(record["attacks"])
+    if not (out / RESULT).exists() or repeated:
+        return
+    number = 1
+    while (out / f"evaluation.{number}.json").exists():
+        number += 1
+    (out / RESULT).rename(out / f"evaluation.{number}.json")

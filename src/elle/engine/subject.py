@@ -1,0 +1,158 @@
+"""What is evaluated: the network of a run, of one of its checkpoints, or anyone's, with its test images."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from elle.config import Config
+from elle.data.registry import find_dataset, load_dataset
+from elle.data.sources import ImageSet, Split
+from elle.engine.trained import load_run
+from elle.errors import InputError
+from elle.models.registry import build_model
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a network comes from, in plain words that another process can read."""
+
+    path: str | None = None
+    """A run directory, or a file of weights in one: a checkpoint, or what was kept around a collapse."""
+    model: str | None = None
+    weights: str | None = None
+    data: str | None = None
+    root: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.weights is None):
+            raise InputError("give either a run directory or checkpoint, or --model and --weights with --data")
+        if self.weights is not None and (self.model is None or self.data is None):
+            raise InputError(
+                "--weights needs --model (a name, or module:function) and --data (a row of `elle datasets`)"
+            )
+        if self.path is not None and self.model is not None:
+            raise InputError("--model goes with --weights; a run directory knows its own network")
+
+    @property
+    def place(self) -> Path:
+        """Where an evaluation is written if no other place is named; a checkpoint's never replaces the run's."""
+        if self.path is None:
+            weights = Path(str(self.weights))
+            return weights.with_name(f"{weights.stem}-evaluation")
+        path = Path(self.path)
+        return _run_of(path) / "evaluations" / path.stem if path.is_file() else path
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network with what belongs to it; `weights` is the file it was read from."""
+
+    model: nn.Module
+    test: Split
+    classes: tuple[str, ...]
+    data: str
+    model_name: str
+    weights: Path
+    eps: float
+    norm: str
+    config: Config | None = None
+
+    def digest(self) -> str:
+        """The SHA-256 of the weights' file."""
+        with open(self.weights, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def labels_digest(self, count: int) -> str:
+        """The SHA-256 of the first `count` labels and of the first images: enough to tell two sets of points apart."""
+        digest = hashlib.sha256(self.test.y[:count].astype("<i8").tobytes())
+        digest.update(self.test.x[: min(count, 64)].tobytes())
+        return digest.hexdigest()
+
+
+def load_subject(source: Source, device: torch.device) -> Subject:
+    """The network on `device` in eval mode; nothing is unpickled but tensors."""
+    subject = _foreign(source) if source.path is None else _run(source, Path(source.path))
+    subject.model.to(device).eval()
+    return subject
+
+
+def _run(source: Source, path: Path) -> Subject:
+    weights = path if path.is_file() else path / "model.safetensors"
+    trained = load_run(_run_of(path), weights=weights)
+    config = trained.config.resolved()
+    images = load_dataset(source.data or config.data, source.root or config.root)
+    return _subject(trained.model, images, config, weights, source)
+
+
+def _run_of(path: Path) -> Path:
+    """The run directory of a checkpoint, of another file of weights in it, or itself."""
+    if not path.is_file():
+        return path
+    return path.parent.parent if path.parent.name == "checkpoints" else path.parent
+
+
+def _subject(model: nn.Module, images: ImageSet, config: Config, weights: Path, source: Source) -> Subject:
+    assert config.eps is not None  # resolved
+    data = source.data or config.data
+    return Subject(
+        model, images.test, images.classes, data, config.model or "", weights, config.eps, config.norm, config
+    )
+
+
+def _foreign(source: Source) -> Subject:
+    name, data, weights = str(source.model), str(source.data), Path(str(source.weights))
+    row = find_dataset(data)
+    tensors = read_weights(weights)
+    images = load_dataset(data, source.root)
+    model = _built(name, images)
+    _fit(model, tensors, weights, name)
+    return Subject(model, images.test, images.classes, data, name, weights, row.defaults["eps"], "linf")
+
+
+def _built(name: str, images: ImageSet) -> nn.Module:
+    channels, height, width = images.test.x.shape[1:]
+    return build_model(name, (channels, height, width), len(images.classes))
+
+
+def _fit(model: nn.Module, tensors: dict[str, Tensor], file: Path, name: str) -> None:
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as problem:
+        reason = str(problem).splitlines()[-1].strip()
+        raise InputError(f"{file} does not fit the network {name}: {reason}") from None
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """The state_dict in a .safetensors file, or in a torch file that holds tensors and plain containers alone."""
+    if not file.is_file():
+        raise InputError(f"--weights {file} does not exist")
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        found: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as problem:
+        reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+        raise InputError(
+            f"--weights {file} is neither safetensors nor a plain state_dict ({reason}); "
+            f"save it with torch.save(model.state_dict(), FILE)"
+        ) from None
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    if not isinstance(found, dict) or not found or not all(isinstance(value, Tensor) for value in found.values()):
+        raise InputError(f"--weights {file} holds no state_dict; save it with torch.save(model.state_dict(), FILE)")
+    # What DistributedDataParallel and torch.compile put before each name.
+    tensors: dict[str, Tensor] = found
+    for prefix in ("module.", "_orig_mod."):
+        if all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    return tensors

@@ -1,0 +1,41 @@
+"""What the attacks maximise: functions of logits [B, K] with one value an image."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def violation(logits: Tensor, y: Tensor) -> Tensor:
+    """max_{k != y} z_k - z_y: above 0 once the image is misclassified."""
+    own = logits.gather(1, y.unsqueeze(1))
+    others = logits.scatter(1, y.unsqueeze(1), float("-inf"))
+    return others.amax(1) - own.squeeze(1)
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(logits, y, reduction="none")
+
+
+def difference(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """z_t - z_y."""
+    return (logits.gather(1, target.unsqueeze(1)) - logits.gather(1, y.unsqueeze(1))).squeeze(1)
+
+
+def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """(z_t - z_y) / (z_(1) - (z_(3) + z_(4)) / 2), z_(i) the i-th largest logit (arXiv 2003.01690, eq. 7).
+
+    With three classes the mean of the third and fourth is the third alone; with two no scale is left to divide
+    by, and the difference of the two logits, the plain margin, remains.
+    """
+    top = logits.topk(min(4, logits.shape[1]), dim=1).values
+    if top.shape[1] < 3:
+        return difference(logits, y, target)
+    return difference(logits, y, target) / (top[:, 0] - top[:, 2:].mean(1) + 1e-12)
+
+
+def runners_up(logits: Tensor, y: Tensor, count: int) -> Tensor:
+    """The `count` likeliest classes other than y, likeliest first [B, count]."""
+    others = logits.scatter(1, y.unsqueeze(1), float("-inf"))
+    return torch.sort(others, dim=1, descending=True, stable=True).indices[:, :count]

@@ -1,0 +1,137 @@
+"""The attacked network: quick answers in the search's precision, and exact ones that count."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+_ROUNDING = {"fp32": 0.0, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7}
+"""Relative distance of neighbouring numbers; 0 for float32, whose word is taken."""
+_AUTOCAST: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+# Logits' derivatives are sent back with this as their largest entry: well inside half precision on both sides.
+_SCALE = 64.0
+
+
+class Answer(NamedTuple):
+    logits: Tensor
+    """[B, K], float32."""
+    value: Tensor
+    """The objective [B]."""
+    gradient: Tensor
+    """d value / d x [B, ...], divided for each image by the largest derivative of its value by a logit."""
+
+
+class Oracle:
+    """Answers about a network in eval mode whose parameters are constants; see `constant`."""
+
+    def __init__(
+        self, model: nn.Module, device: torch.device, precision: Precision, compiled_for: int | None = None
+    ) -> None:
+        self.model = model
+        self.device = device
+        self.precision = precision
+        self.compiled_for = compiled_for
+        self._compiled: Callable[[Tensor], Tensor] = torch.compile(model, dynamic=False) if compiled_for else model
+
+    def _network(self, x: Tensor) -> Tensor:
+        """Compiled for batches of one size; the others are too short-lived to be worth it."""
+        return self._compiled(x) if len(x) == self.compiled_for else self.model(x)
+
+    def _autocast(self) -> torch.autocast:
+        dtype = _AUTOCAST.get(self.precision)
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[B, K] in the search's precision, as float32."""
+        with torch.no_grad(), tf32(self.precision == "tf32"), self._autocast():
+            outputs = self._network(self._laid_out(x))
+        return outputs.float()
+
+    def ascend(self, x: Tensor, objective: Callable[[Tensor], Tensor]) -> Answer:
+        """Value and gradient of an objective of the logits, in the search's precision.
+
+        The derivatives by the logits are taken in float32 and scaled for each image before they go back through
+        the network: a confident image's cross-entropy would otherwise have the gradient 0 in half precision.
+        """
+        with torch.enable_grad(), tf32(self.precision == "tf32"):
+            x = self._laid_out(x).detach().requires_grad_()
+            with self._autocast():
+                outputs = self._network(x)
+            logits = outputs.detach().float().requires_grad_()
+            value = objective(logits)
+            (slope,) = torch.autograd.grad(value.sum(), logits)
+            slope = slope / slope.abs().amax(1, keepdim=True).clamp(min=1e-38)
+            (gradient,) = torch.autograd.grad(outputs, x, (slope * _SCALE).to(outputs.dtype))
+        gradient = gradient.float().contiguous().nan_to_num(nan=0.0) / _SCALE
+        return Answer(logits.detach(), value.detach(), gradient)
+
+    def doubt(self, logits: Tensor) -> Tensor:
+        """How far logits may be off by rounding [B]: a success that near the boundary must be looked at exactly."""
+        return 2 * _ROUNDING[self.precision] * logits.abs().amax(1)
+
+    def exact(self, x: Tensor, chunk: int = 512) -> Tensor:
+        """Logits in float32 proper [N, K]."""
+        parts = []
+        for part in torch.split(x, chunk):
+            # Padded to a power of two, so that a GPU meets few shapes.
+            size = min(chunk, max(16, 1 << (len(part) - 1).bit_length())) if self.device.type == "cuda" else len(part)
+            filled = torch.cat([part, part[:1].expand(size - len(part), *part.shape[1:])])
+            with torch.no_grad(), tf32(False), torch.autocast(self.device.type, enabled=False):
+                parts.append(self.model(self._laid_out(filled)).float()[: len(part)])
+        return torch.cat(parts)
+
+    def misclassified(self, x: Tensor, y: Tensor) -> Tensor:
+        """Whether each image's likeliest class in float32 is not y [N]."""
+        return self.exact(x).argmax(1) != y
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        if self.device.type == "cuda" and x.dim() == 4:
+            return x.contiguous(memory_format=torch.channels_last)
+        return x
+
+
+@contextlib.contextmanager
+def constant(model: nn.Module, channels_last: bool = True) -> Iterator[None]:
+    """Eval mode, parameters without gradient, repeatable kernels; everything is put back afterwards.
+
+    On a GPU convolutions' weights are laid out as the images are, channels last, unless that is not wanted.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    filters = [(p, p.data) for p in model.parameters() if channels_last and p.is_cuda and p.dim() == 4]
+    cudnn = torch.backends.cudnn
+    choice = cudnn.benchmark, cudnn.deterministic
+    model.eval()
+    for parameter, _ in wanted:
+        parameter.requires_grad_(False)
+    for parameter, weights in filters:
+        parameter.data = weights.contiguous(memory_format=torch.channels_last)
+    # Kernels chosen by trial differ between runs, and with them the last digits of a search.
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = choice
+        for parameter, weights in filters:
+            parameter.data = weights
+        for module, training in modes:
+            module.training = training
+        for parameter, grad in wanted:
+            parameter.requires_grad_(grad)
+
+
+@contextlib.contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Whether float32 products may be rounded to TF32; put back afterwards."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

@@ -1,0 +1,98 @@
+"""The original AutoAttack, as the package pyautoattack keeps it, behind the same function as our own attacks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from elle.errors import InputError
+from elle.evaluation.autoattack.norms import Norm
+from elle.evaluation.autoattack.oracle import Oracle, constant, tf32
+from elle.evaluation.autoattack.registry import Budget, known
+
+_NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
+_FEWEST_CLASSES = 4
+
+
+class _Floats(nn.Module):
+    """float32 in, float32 logits out, whatever autocast the caller is in."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            logits: Tensor = self.model(x.float())
+        return logits.float()
+
+
+def search(
+    name: str,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    eps: float,
+    *,
+    norm: Norm = "linf",
+    classes: int,
+    seed: int,
+    precision: Literal["fp32", "tf32"] = "fp32",
+    batch: int = 500,
+    budget: Budget | None = None,
+) -> Tensor:
+    """x_adv [N, ...] of one attack of the original, seeded; x where the attack does not succeed.
+
+    Random state, trace function, eval mode and TF32 are the caller's again afterwards.
+    """
+    known(name)
+    x, y, budget = x.detach().float(), y.long(), budget or Budget()
+    attack = _original(name, _Floats(model), x.device, eps, norm, classes, seed, budget)
+    with constant(model, channels_last=False), _undisturbed(x.device), tf32(precision == "tf32"):
+        x_adv: Tensor = attack.run_standard_evaluation(x, y, batch_size=batch)[0]
+        broken = Oracle(model, x.device, "fp32").misclassified(x_adv, y)
+    return torch.where(broken.view(-1, *[1] * (x.dim() - 1)), x_adv, x)
+
+
+def _original(
+    name: str, model: nn.Module, device: torch.device, eps: float, norm: Norm, classes: int, seed: int, budget: Budget
+) -> Any:
+    try:
+        from pyautoattack import AutoAttack
+    except ImportError:
+        raise InputError(
+            "engine=reference needs the package pyautoattack; install it with `pip install 'elle-at[autoattack]'`"
+        ) from None
+    if name == "apgd-t" and classes < _FEWEST_CLASSES:
+        raise InputError(f"the original apgd-t needs {_FEWEST_CLASSES} classes, here are {classes}; use engine=fast")
+    # Its warnings go to the caller's logging if there is any, not to a user's terminal.
+    logging.getLogger("auto-attack").addHandler(logging.NullHandler())
+    attack = AutoAttack(model, norm=_NORMS[norm], eps=eps, seed=seed, device=device, version="standard")
+    attack.attacks_to_run = [name]
+    attack.apgd.n_restarts = budget.restarts_of(norm)
+    attack.apgd_targeted.n_target_classes = budget.targets_of("apgd-t", norm, classes)
+    attack.fab.n_target_classes = budget.targets_of("fab-t", norm, classes)
+    steps = budget.steps
+    for part in (attack.apgd, attack.apgd_targeted):
+        part.n_iter = part.n_iter_orig = steps
+        part.n_iter_2, part.n_iter_min, part.size_decr = (max(int(s * steps), 1) for s in (0.22, 0.06, 0.03))
+    attack.fab.n_iter = budget.steps
+    attack.square.n_queries = budget.queries
+    return attack
+
+
+@contextlib.contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """The package seeds torch's generators and switches tracing off, which would end coverage and debuggers."""
+    trace = sys.gettrace()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        sys.settrace(trace)

@@ -1,0 +1,193 @@
+"""The search's work: items (point, variant) in a fixed number of slots, each left the moment its point is broken."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from elle.evaluation.autoattack.norms import Norm, per_image, settled
+from elle.evaluation.autoattack.objectives import violation
+from elle.evaluation.autoattack.oracle import Oracle
+
+_GRAPH_SHRINKS_BY = 4
+_WORTH_A_LOOK = 0.25
+"""Share of the slots that must be through for a look before its time; until then a finished slot idles."""
+
+
+@dataclass
+class Slots:
+    """One row for each item under way; an attack's own state is added by a subclass, a tensor a field."""
+
+    x: Tensor
+    y: Tensor
+    x_adv: Tensor
+    """The points to ask the network about next."""
+    left: Tensor
+    """At least so many questions remain [S]; 0 when the item is through."""
+    x_found: Tensor
+    excess: Tensor
+    """How far beyond the boundary the search saw x_found [S], in doubt below 0; -inf where nothing was found."""
+
+    def rows(self, index: Tensor) -> Self:
+        return type(self)(**{field: value[index] for field, value in self._fields()})
+
+    def put(self, index: Tensor, rows: Self) -> None:
+        for field, value in self._fields():
+            value[index] = getattr(rows, field)
+
+    def note(self, logits: Tensor, allowed: Tensor, doubt: Tensor | float = 0.0) -> None:
+        """Remember x_adv where it is allowed, misclassified as far as can be seen, and further beyond than x_found."""
+        excess = violation(logits, self.y)
+        better = allowed & (self.left > 0) & (excess >= -doubt) & (excess > self.excess)
+        self.x_found.copy_(torch.where(per_image(better, self.x), self.x_adv, self.x_found))
+        self.excess.copy_(torch.where(better, excess, self.excess))
+
+    def note_last(self, x_best: Tensor) -> None:
+        """Have a finished item's last point looked at exactly, if the search did not ask about it itself."""
+        last = (self.left <= 0) & (self.excess == float("-inf"))
+        self.x_found.copy_(torch.where(per_image(last, self.x), x_best, self.x_found))
+        self.excess.masked_fill_(last, 0.0)
+
+    def _fields(self) -> Iterator[tuple[str, Tensor]]:
+        return ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+
+
+def blank(x: Tensor, y: Tensor, x_adv: Tensor, questions: int) -> dict[str, Any]:
+    """The common fields of fresh rows."""
+    left = torch.full_like(y, questions)
+    excess = torch.full((len(x),), float("-inf"), device=x.device)
+    return {"x": x, "y": y, "x_adv": x_adv, "left": left, "x_found": x.clone(), "excess": excess}
+
+
+class Attack(Protocol):
+    """What `broken_points` needs of an attack."""
+
+    variants: int
+    """Items a point: targets times restarts."""
+    questions: int
+    """An item asks the network at least so often."""
+    interval: int
+    """Questions between two looks at the slots; only a look makes the host wait for the device."""
+
+    def start(self, point: Tensor, variant: Tensor) -> Any:
+        """Fresh rows for these items."""
+
+    def step(self, slots: Any) -> None:
+        """One question to the network for every row and the move it leads to, in place, without waiting."""
+
+
+def broken_points(
+    attack: Attack, oracle: Oracle, x: Tensor, y: Tensor, eps: float, norm: Norm, batch: int, graph: bool
+) -> Tensor:
+    """x_adv [N, ...]: a point of ball and box that float32 misclassifies where one was found, else x."""
+    x_adv = x.clone()
+    broken = np.zeros(len(x), dtype=bool)
+    items = len(x) * attack.variants
+    if items == 0:
+        return x_adv
+    # As many slots as make the rounds equally full, unless the network was compiled for full ones.
+    count = batch if oracle.compiled_for else math.ceil(items / math.ceil(items / batch))
+    # All points with their first variant come first: what breaks early spares its other items.
+    queue = ((point, variant) for variant in range(attack.variants) for point in range(len(x)) if not broken[point])
+    points, rows = _fresh(attack, list(itertools.islice(queue, count)), x.device)
+    busy = np.ones(len(points), dtype=bool)
+    step = _stepper(attack, rows, graph)
+    questions = min(attack.interval, attack.questions)
+    while busy.any():
+        for _ in range(questions):
+            step()
+        left, excess = torch.stack((rows.left.double(), rows.excess.double())).cpu().numpy()  # waits for the device
+        seen = np.flatnonzero(busy & (excess > float("-inf")) & ~broken[points])
+        if len(seen):
+            slot = torch.from_numpy(seen).to(x.device)
+            found = settled(rows.x_found[slot], rows.x[slot], eps, norm)
+            sure = oracle.misclassified(found, rows.y[slot]).cpu().numpy()  # waits
+            rows.excess[slot] = float("-inf")
+            # Of several slots that broke one point the first counts: the choice must not be the device's.
+            new, first = np.unique(points[seen[sure]], return_index=True)
+            x_adv[torch.from_numpy(new).to(x.device)] = found[
+                torch.from_numpy(np.flatnonzero(sure)[first]).to(x.device)
+            ]
+            broken[new] = True
+        busy &= (left > 0) & ~broken[points]
+        _refill(attack, rows, points, busy, left, queue)
+        if _worth_shrinking(busy, graph):
+            keep = np.flatnonzero(busy)
+            rows = rows.rows(torch.from_numpy(keep).to(x.device))
+            points, left, busy = points[keep], left[keep], busy[keep]
+            step = _stepper(attack, rows, graph)
+        if busy.any():
+            questions = int(min(attack.interval, np.quantile(left[busy], _WORTH_A_LOOK)))
+    return x_adv
+
+
+def _fresh(attack: Attack, items: list[tuple[int, int]], device: torch.device) -> tuple[np.ndarray[Any, Any], Any]:
+    points, variants = np.array(items, dtype=np.int64).T
+    return points.copy(), attack.start(torch.tensor(points, device=device), torch.tensor(variants, device=device))
+
+
+def _refill(
+    attack: Attack,
+    rows: Any,
+    points: np.ndarray[Any, Any],
+    busy: np.ndarray[Any, Any],
+    left: np.ndarray[Any, Any],
+    queue: Iterator[tuple[int, int]],
+) -> None:
+    """Give the free slots the next items of points that still stand, in place."""
+    free = np.flatnonzero(~busy)
+    items = list(itertools.islice(queue, len(free)))
+    if not items:
+        return
+    free = free[: len(items)]
+    new_points, new_rows = _fresh(attack, items, rows.x.device)
+    rows.put(torch.from_numpy(free).to(rows.x.device), new_rows)
+    points[free], busy[free], left[free] = new_points, True, attack.questions
+
+
+def _worth_shrinking(busy: np.ndarray[Any, Any], graph: bool) -> bool:
+    """Without a graph always; a new graph costs a few steps, so only when most slots are idle."""
+    if not busy.any():
+        return False
+    return int(busy.sum()) * (_GRAPH_SHRINKS_BY if graph else 1) <= len(busy) and not busy.all()
+
+
+def _stepper(attack: Attack, rows: Any, graph: bool) -> Callable[[], None]:
+    def step() -> None:
+        attack.step(rows)
+
+    return _Graphed(step, rows.x.device) if graph and rows.x.device.type == "cuda" else step
+
+
+class _Graphed:
+    """A step captured in a CUDA graph after three real, eager ones, on a stream of its own as capture wants."""
+
+    _WARM_UP = 3
+
+    def __init__(self, step: Callable[[], None], device: torch.device) -> None:
+        self.step = step
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.eager_steps = 0
+
+    def __call__(self) -> None:
+        if self.graph is None and self.eager_steps == self._WARM_UP:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                self.step()
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            self.step()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.eager_steps += 1

@@ -1,0 +1,59 @@
+"""How a network is held while it is evaluated: eval mode, a random stream of its own, exact float32."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module, seed: int, device: torch.device) -> Iterator[None]:
+    """Eval mode and a random stream of its own; both are put back, so that evaluating never changes training."""
+    modes = {module: module.training for module in model.modules()}
+    cuda = [device] if device.type == "cuda" else []
+    cudnn = torch.backends.cudnn
+    kept = cudnn.benchmark, cudnn.deterministic
+    with torch.random.fork_rng(devices=cuda):
+        torch.manual_seed(seed)
+        # Kernels chosen by trial differ from one process to the next: what is resumed would not be what was begun.
+        cudnn.benchmark, cudnn.deterministic = False, True
+        model.eval()
+        try:
+            yield
+        finally:
+            cudnn.benchmark, cudnn.deterministic = kept
+            for module, training in modes.items():
+                module.training = training
+
+
+@contextlib.contextmanager
+def exact_float32(device: torch.device) -> Iterator[None]:
+    """float32 with full mantissas: no autocast and no TF32."""
+    kept = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = kept
+
+
+def current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """The device whose streams a CUDA graph is captured on."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def is_wrong(logits: Tensor, y: Tensor) -> Tensor:
+    """Which predictions [B] are not the label."""
+    # argmax takes NaN for the largest: a network that diverged would pass for one that always answers class 0.
+    return (logits.argmax(1) != y) | logits.isnan().any(1)
+
+
+def device_of(model: nn.Module, otherwise: torch.device) -> torch.device:
+    """Where the network's parameters or buffers are."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return otherwise

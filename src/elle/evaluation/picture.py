@@ -1,0 +1,124 @@
+"""A picture of attacked images: the originals, what each attack makes of them, and its perturbation amplified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from elle.errors import InputError
+from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong
+from elle.evaluation.names import EvaluationAttack
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageFont import FreeTypeFont, ImageFont
+
+TILE, GAP, CAPTION, MARGIN = 96, 6, 18, 150
+"""Pixels: a tile, the space between tiles, a caption's height, the space for the rows' names."""
+RIGHT, WRONG, INK = (20, 110, 50), (185, 30, 30), (30, 30, 30)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Images [n, C, H, W] in [0, 1] with the predicted classes; for an attack also the perturbation."""
+
+    name: str
+    x: Tensor
+    predicted: list[int]
+    y: list[int]
+    delta: Tensor | None = None
+
+
+def attacked_rows(
+    model: nn.Module,
+    x: npt.NDArray[np.uint8],
+    y: npt.NDArray[np.int64],
+    attacks: Sequence[EvaluationAttack],
+    eps: float,
+    *,
+    count: int,
+    seed: int = 0,
+) -> list[Row]:
+    """The first `count` images that are classified correctly, and the last point of each attack on them."""
+    device = device_of(model, torch.device("cpu"))
+    with evaluation_mode(model, seed, device), exact_float32(device):
+        points, labels = _correct_ones(model, x, y, count, device)
+        rows = [_row("original", model, points, labels, None)]
+        for one in attacks:
+            if one.attack is not None:
+                x_adv = one.attack(model, points, labels, eps)
+                rows.append(_row(one.name, model, x_adv, labels, x_adv - points))
+    return rows
+
+
+def _correct_ones(
+    model: nn.Module, x: npt.NDArray[np.uint8], y: npt.NDArray[np.int64], count: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    kept: list[tuple[Tensor, Tensor]] = []
+    for first in range(0, len(y), 256):
+        points = torch.from_numpy(np.array(x[first : first + 256])).to(device).float() / 255
+        labels = torch.from_numpy(np.array(y[first : first + 256])).to(device)
+        with torch.no_grad():
+            right = ~is_wrong(model(points).float(), labels)
+        kept.append((points[right], labels[right]))
+        if sum(len(labels) for _, labels in kept) >= count:
+            break
+    points, labels = (torch.cat(parts)[:count] for parts in zip(*kept, strict=True))
+    if len(labels) == 0:
+        raise InputError("the network classifies no test image correctly: there is nothing to attack")
+    return points, labels
+
+
+def _row(name: str, model: nn.Module, x: Tensor, y: Tensor, delta: Tensor | None) -> Row:
+    with torch.no_grad():
+        predicted = model(x).argmax(1).tolist()
+    return Row(name, x.cpu(), predicted, y.tolist(), None if delta is None else delta.cpu())
+
+
+def draw(rows: Sequence[Row], eps: float, classes: Sequence[str], path: Path) -> None:
+    """Write the rows as a PNG; a perturbation of -eps is black, of 0 grey, of +eps white."""
+    try:
+        from PIL import Image, ImageDraw, ImageFont
+    except ImportError:
+        raise InputError("drawing needs pillow: pip install pillow") from None
+    lines = [(row, False) for row in rows[:1]] + [(row, changed) for row in rows[1:] for changed in (False, True)]
+    heights = [TILE + GAP + (0 if changed else CAPTION) for _, changed in lines]
+    width = MARGIN + len(rows[0].y) * (TILE + GAP)
+    canvas = Image.new("RGB", (width, sum(heights) + GAP), "white")
+    pen, font = ImageDraw.Draw(canvas), ImageFont.load_default(13)
+    top = GAP
+    for (row, changed), height in zip(lines, heights, strict=True):
+        name = f"{row.name}\nperturbation\nx {0.5 / eps:.3g}" if changed else row.name
+        pen.multiline_text((GAP, top + TILE // 3), name, INK, font)
+        for k, (predicted, label) in enumerate(zip(row.predicted, row.y, strict=True)):
+            left = MARGIN + k * (TILE + GAP)
+            image = row.x[k] if row.delta is None or not changed else row.delta[k] * (0.5 / eps) + 0.5
+            canvas.paste(_tile(image), (left, top))
+            if not changed:
+                words = _fitting(classes[predicted], font)
+                pen.text((left + TILE / 2, top + TILE + 1), words, RIGHT if predicted == label else WRONG, font, "ma")
+        top += height
+    path.parent.mkdir(parents=True, exist_ok=True)
+    canvas.save(path)
+
+
+def _fitting(words: str, font: FreeTypeFont | ImageFont) -> str:
+    """The words, cut to a tile's width."""
+    while font.getlength(words) > TILE and len(words) > 1:
+        words = words.rstrip("…")[:-1] + "…"
+    return words
+
+
+def _tile(image: Tensor) -> Image:
+    from PIL import Image as Images
+
+    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).expand(3, -1, -1)  # grey becomes three channels
+    whole = Images.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    return whole.resize((TILE, TILE), Images.Resampling.NEAREST)

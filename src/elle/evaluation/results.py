@@ -1,0 +1,139 @@
+"""From outcomes to a result: accuracies with their intervals, per-point bits, and two results point by point."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from elle.errors import InputError
+from elle.evaluation.names import EvaluationAttack
+from elle.evaluation.units import Bools, Outcome, Settings, Store, Unit, count_chunks
+
+SCHEMA = "elle-evaluation/1"
+Entry = dict[str, Any]
+
+
+def wilson_interval(correct: int, total: int) -> tuple[float, float]:
+    """The 95 % interval of a proportion (Wilson, 1927)."""
+    z = 1.959963984540054
+    share = correct / total
+    middle = (share + z * z / (2 * total)) / (1 + z * z / total)
+    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total**2)) / (1 + z * z / total)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def collected(store: Store, chain: tuple[str, ...], total: int, chunk: int) -> Outcome:
+    """The outcomes of an attack on every chunk, as one."""
+    parts = []
+    for number in range(count_chunks(total, chunk)):
+        outcome = store.load(Unit(chain, number))
+        assert outcome is not None
+        parts.append(outcome)
+    facts: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.facts.items():
+            facts[name] = count if name == "classes" else facts.get(name, 0) + count
+    return Outcome(np.concatenate([part.broken for part in parts]), sum(part.seconds for part in parts), facts)
+
+
+def entries(store: Store, attacks: list[EvaluationAttack], total: int, settings: Settings) -> dict[str, Entry]:
+    """For each attack: accuracy, correct, total, interval, seconds, and `survived` [N], which are still correct."""
+    results = {}
+    for one in attacks:
+        chains = [one.chain[:k] for k in range(len(one.chain) + 1)]
+        outcomes = [collected(store, chain, total, settings.chunk) for chain in chains]
+        survived = ~np.any([outcome.broken for outcome in outcomes], axis=0)
+        correct = int(survived.sum())
+        entry: Entry = {
+            "accuracy": correct / total,
+            "correct": correct,
+            "total": total,
+            "interval": list(wilson_interval(correct, total)),
+            "seconds": round(sum(outcome.seconds for outcome in outcomes), 3),
+            "survived": survived,
+        }
+        refused = {key: sum(outcome.facts.get(key, 0) for outcome in outcomes) for key in ("outside", "unverified")}
+        if one.chain:
+            entry |= refused
+        if len(one.chain) > 1:
+            left = total - np.cumsum([int(outcome.broken.sum()) for outcome in outcomes])
+            entry["parts"] = [
+                {"attack": name, "broken": int(outcome.broken.sum()), "correct": int(count)}
+                | {"seconds": round(outcome.seconds, 3)}
+                for name, outcome, count in zip(one.chain, outcomes[1:], left[1:], strict=True)
+            ]
+        results[one.name] = entry
+    return results
+
+
+def packed(bits: Bools) -> str:
+    """Bits as base64 text, eight to a byte, the first point in the highest bit."""
+    return base64.b64encode(np.packbits(bits).tobytes()).decode()
+
+
+def unpacked(text: str, count: int) -> Bools:
+    """What `packed` wrote, for `count` points."""
+    raw = np.frombuffer(base64.b64decode(text), np.uint8)
+    if len(raw) != -(-count // 8):
+        raise ValueError(f"{len(raw)} bytes do not hold {count} points")
+    return np.unpackbits(raw, count=count).astype(np.bool_)
+
+
+def compared(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    """Two results on the same points: for each attack both have, who breaks what the other does not."""
+    if a["data"] != b["data"]:
+        raise InputError(
+            f"the results are not on the same points: {_points(a)} and {_points(b)}; evaluate both on the same ones"
+        )
+    shared = [name for name in a["attacks"] if name in b["attacks"]]
+    if not shared:
+        raise InputError(
+            f"the results share no attack: A has {', '.join(a['attacks'])}, B has {', '.join(b['attacks'])}"
+        )
+    differing = [key for key in ("eps", "norm", "seed", "engine", "precision") if a[key] != b[key]]
+    return {
+        "schema": "elle-comparison/1",
+        "total": a["data"]["count"],
+        "differing": {key: [a[key], b[key]] for key in differing},
+        "attacks": {name: _paired(a["attacks"][name], b["attacks"][name]) for name in shared},
+    }
+
+
+def _points(record: Mapping[str, Any]) -> str:
+    return f"{record['data']['count']} of {record['data']['name'] or 'unnamed data'}"
+
+
+def _paired(a: Entry, b: Entry) -> Entry:
+    in_a, in_b = (unpacked(one["survived"], one["total"]) for one in (a, b))
+    only_a, only_b = (~in_a & in_b).nonzero()[0], (in_a & ~in_b).nonzero()[0]
+    p = mcnemar(len(only_a), len(only_b))
+    return {
+        "accuracy": [a["accuracy"], b["accuracy"]],
+        "difference": b["accuracy"] - a["accuracy"],
+        "only_a_breaks": only_a.tolist(),
+        "only_b_breaks": only_b.tolist(),
+        "p": p,
+        "statement": _statement(len(only_a), len(only_b), p),
+    }
+
+
+def mcnemar(only_a: int, only_b: int) -> float:
+    """The exact two-sided p-value of McNemar's test: a fair coin for each point on which the two disagree."""
+    n, k = only_a + only_b, min(only_a, only_b)
+    if 2 * k == n:
+        return 1.0
+    logs = [math.lgamma(n + 1) - math.lgamma(j + 1) - math.lgamma(n - j + 1) - n * math.log(2) for j in range(k + 1)]
+    return min(1.0, 2 * sum(math.exp(value) for value in logs))
+
+
+def _statement(only_a: int, only_b: int, p: float) -> str:
+    if only_a + only_b == 0:
+        return "the same points are broken"
+    if p >= 0.05:
+        return f"no difference shown: {only_a} against {only_b} points would come by chance (p = {p:.2g})"
+    better = "B" if only_a > only_b else "A"
+    return f"{better} is more robust: {only_a} points broken in A alone, {only_b} in B alone (p = {p:.2g})"

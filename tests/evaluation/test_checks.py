@@ -1,0 +1,125 @@
+"""Each self-check speaks up for a network built to deserve it, and is quiet for an honest one."""
+
+import pytest
+import torch
+from torch import nn
+
+from elle.evaluation.checks import check
+from elle.evaluation.evaluate import assess
+from tests.networks import conv_net, images, trained
+
+
+class Mean(nn.Module):
+    """Class 1 where the mean pixel is above one half; `steepness` saturates the softmax."""
+
+    def __init__(self, steepness=20.0):
+        super().__init__()
+        self.steepness = steepness
+
+    def level(self, x):
+        return x.flatten(1).mean(1) - 0.5
+
+    def forward(self, x):
+        level = self.steepness * self.level(x)
+        return torch.stack([-level, level], 1)
+
+
+class Randomised(Mean):
+    def level(self, x):
+        return super().level(x) + 0.05 * torch.randn(len(x))
+
+
+class Quantised(Mean):
+    """Flat almost everywhere: no gradient, though a large enough step changes the answer."""
+
+    def level(self, x):
+        return super().level(x.mul(8).round().div(8))
+
+
+class Constant(nn.Module):
+    def forward(self, x):
+        return 0 * x.flatten(1)[:, :2] + torch.tensor([1.0, 0.0])
+
+
+class Broken(nn.Module):
+    def forward(self, x):
+        return x.flatten(1)[:, :2] * float("nan")
+
+
+class Bumpy(Mean):
+    """The answer alternates with the mean pixel: a wave of length pi / 30."""
+
+    def forward(self, x):
+        level = self.level(x)
+        return torch.stack([-20 * torch.sin(60 * level), 20 * torch.sin(60 * level)], 1)
+
+
+def grey(low, high, count=40):
+    levels = torch.cat(
+        [torch.linspace(0.5 - high, 0.5 - low, count // 2), torch.linspace(0.5 + low, 0.5 + high, count // 2)]
+    )
+    return levels.view(-1, 1, 1, 1).expand(-1, 1, 4, 4).contiguous(), (levels > 0.5).long()
+
+
+def failed(model, data, attack="clean,fgsm,pgd-10", eps=0.05):
+    return {one["check"]: one["words"] for one in assess(model, *data, attack, eps)["checks"] if one["passed"] is False}
+
+
+def test_an_honest_network_passes():
+    x, y = images(60, seed=1)
+    assert failed(trained(conv_net(), *images(64), steps=15, lr=0.05), (x, y), "clean,fgsm,pgd-10", 0.03) == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "words"),
+    [
+        (Randomised(), "deterministic", "randomised or non-deterministic"),
+        (Quantised(), "gradients", "exactly 0 on 40 of 40 images"),
+        (Constant(), "classifier", "answers class 0 on 40 of 40 images"),
+        (Broken(), "classifier", "not a number on 40 of 40 images"),
+        (Mean(steepness=5000), "classifier", "saturated: its probability is exactly 1"),
+    ],
+)
+def test_a_symptom_is_named(model, name, words):
+    assert words in failed(model, grey(0.1, 0.3))[name]
+
+
+def test_a_single_step_far_above_many_is_named():
+    """A step of 0.08 jumps over the half-wave in which the answer is wrong; shorter ones land in it."""
+    x, y = grey(0.005, 0.02)
+    words = failed(Bumpy(), (x, y), eps=0.08)["single-step"]
+    assert "under FGSM" in words
+    assert "collapse" in words
+
+
+def test_square_beating_the_gradient_is_named():
+    """A network whose gradient is 0 everywhere hides from PGD and not from Square."""
+    words = failed(Quantised(), grey(0.02, 0.06, 20), "pgd-3,square", eps=0.1)
+    assert "square, which sees no gradients" in words["black-box"]
+
+
+def entry(correct, total=100, **more):
+    return {"accuracy": correct / total, "correct": correct, "total": total} | more
+
+
+def passed(attacks, name, total=100):
+    return next(one for one in check(attacks, {}, total) if one["check"] == name)
+
+
+def test_square_finding_what_the_others_left_is_named():
+    parts = [{"attack": "apgd-ce", "broken": 20, "correct": 60}, {"attack": "square", "broken": 30, "correct": 30}]
+    one = passed({"autoattack": entry(30, parts=parts)}, "black-box")
+    assert one["passed"] is False
+    assert "breaks 30 images" in one["words"]
+
+
+def test_square_alone_doing_better_is_named():
+    assert passed({"pgd-20": entry(60), "square": entry(40)}, "black-box")["passed"] is False
+    assert passed({"pgd-20": entry(40), "square": entry(60)}, "black-box")["passed"] is True
+
+
+@pytest.mark.parametrize("name", ["black-box", "single-step", "inside"])
+def test_what_was_not_looked_at_does_not_pass(name):
+    one = passed({"clean": entry(90)}, name)
+    assert one["passed"] is None
+    assert one["words"].startswith("not checked")

@@ -1,0 +1,59 @@
+"""The picture shows what the attacks made, under the names of what the network sees."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from elle.errors import InputError
+from elle.evaluation.names import parse_attacks
+from elle.evaluation.picture import CAPTION, GAP, MARGIN, RIGHT, TILE, WRONG, attacked_rows, draw
+from tests.networks import conv_net, images, trained
+
+EPS = 0.1
+
+
+@pytest.fixture(scope="module")
+def model():
+    return trained(conv_net(3), *images(64, (3, 8, 8)), steps=15, lr=0.05)
+
+
+@pytest.fixture(scope="module")
+def data():
+    x, y = images(40, (3, 8, 8), seed=1)
+    return (x * 255).to(torch.uint8).numpy(), y.numpy()
+
+
+def rows(model, data, count=5):
+    return attacked_rows(model, *data, parse_attacks("fgsm,pgd-50"), EPS, count=count)
+
+
+def test_the_rows_are_correct_images_and_points_inside_the_ball(model, data):
+    original, single, multi = rows(model, data)
+    assert [row.name for row in (original, single, multi)] == ["original", "fgsm", "pgd-50"]
+    assert original.predicted == original.y
+    for row in (single, multi):
+        assert torch.equal(row.x - original.x, row.delta)
+        assert row.delta.abs().max() <= EPS + 1e-6
+    assert multi.predicted != multi.y, "PGD breaks nothing: the test shows nothing"
+
+
+def test_the_png_has_a_tile_for_each_image_and_perturbation(model, data, tmp_path):
+    drawn = rows(model, data)
+    draw(drawn, EPS, ["cat", "dog", "a very long name of a class", "deer"], tmp_path / "new" / "picture.png")
+    picture = np.asarray(Image.open(tmp_path / "new" / "picture.png"))
+    height = 3 * (TILE + GAP + CAPTION) + 2 * (TILE + GAP) + GAP
+    assert picture.shape == (height, MARGIN + 5 * (TILE + GAP), 3)
+    tile = picture[GAP : GAP + TILE, MARGIN : MARGIN + TILE]
+    first = (drawn[0].x[0] * 255).round().byte().permute(1, 2, 0).numpy()
+    assert np.array_equal(tile[:: TILE // 8, :: TILE // 8], first)
+    colours = {tuple(pixel) for pixel in picture.reshape(-1, 3).tolist()}
+    assert {RIGHT, WRONG} <= colours
+
+
+def test_a_network_that_is_never_right_cannot_be_shown(model, data):
+    x, _ = data
+    with pytest.raises(InputError, match="classifies no test image correctly"):
+        attacked_rows(
+            model, x[:4], (model.eval()(torch.tensor(x[:4]) / 255).argmax(1).numpy() + 1) % 4, [], EPS, count=2
+        )

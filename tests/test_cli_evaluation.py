@@ -1,0 +1,214 @@
+"""`elle evaluate`, `compare` and `show` as a user meets them, for networks trained here and elsewhere."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from elle.data.registry import DATASETS, Dataset
+from elle.data.sources import ImageSet, Split
+
+from .test_cli import assert_one_line
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def linear(num_classes):
+    """A network that was not trained here."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, num_classes))
+
+
+HERE = f"{__name__}:linear"
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """tiny(K) registers images of K classes, 3 x 4 x 4, and writes a network that knows most of them."""
+
+    def make(classes, file="weights.safetensors"):
+        random = np.random.default_rng(classes)
+        count = 6
+        x = random.integers(0, 256, (count, 3, 4, 4)).astype(np.uint8)
+        y = np.arange(count) % classes
+        split = Split(x, y)
+        images = ImageSet(split, split, tuple(f"class {k}" for k in range(classes)))
+        row = Dataset("tiny", "", lambda root: images, False, {"eps": 8 / 255}, {})
+        monkeypatch.setitem(DATASETS, "tiny", row)
+        model = linear(classes)
+        with torch.no_grad():
+            flat = torch.from_numpy(x).flatten(1).float() / 255 - 0.5
+            model[1].weight.mul_(0.01)
+            model[1].bias.zero_()
+            model[1].weight[:count] += torch.stack(
+                [flat[y == k].mean(0) if (y == k).any() else flat[0] * 0 for k in range(min(count, classes))]
+            )
+        if file.endswith(".safetensors"):
+            save_file(model.state_dict(), file)
+        else:
+            torch.save({"state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, file)
+        return ["evaluate", "--model", HERE, "--weights", file, "--data", "tiny", "--device", "cpu"]
+
+    return make
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10, 1000])
+def test_any_number_of_classes_is_evaluated(elle, tiny, classes):
+    names = "clean,fgsm,pgd-5,autoattack"
+    outcome = elle(*tiny(classes), "--attack", names, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    record = json.loads(outcome.out)
+    assert record["classes"] == classes
+    assert record["attacks"]["clean"]["correct"] >= 3
+    assert record["attacks"]["autoattack"]["correct"] <= record["attacks"]["fgsm"]["correct"]
+    assert record["order"] == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    said = record["attacks"]["autoattack"]["adaptations"]
+    assert bool(said) == (classes < 10)
+    assert (record["model"]["name"], record["model"]["config"]) == (HERE, None)
+
+
+def test_a_state_dict_file_is_read_as_well(elle, tiny):
+    records = [
+        json.loads(elle(*tiny(3, file), "--attack", "clean,fgsm", "--json").out) for file in ("w.safetensors", "w.pt")
+    ]
+    assert records[0]["attacks"]["fgsm"]["survived"] == records[1]["attacks"]["fgsm"]["survived"]
+    assert records[0]["eps"] == 8 / 255
+
+
+def test_the_reference_engine_is_the_original(elle, tiny):
+    record = json.loads(elle(*tiny(10), "--attack", "clean,apgd-ce", "--engine", "reference", "--json").out)
+    assert record["engine"] == "reference"
+    assert record["versions"]["pyautoattack"]
+    assert record["attacks"]["apgd-ce"]["correct"] < record["attacks"]["clean"]["correct"]
+
+
+def test_a_missing_package_is_one_line_and_exit_code_2(elle, tiny, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyautoattack", None)
+    outcome = elle(*tiny(10), "--attack", "apgd-ce", "--engine", "reference")
+    assert_one_line(outcome, 2)
+    assert "pip install 'elle-at[autoattack]'" in outcome.err
+    assert not list(Path().rglob("evaluation.parts")), "a mistake leaves nothing to continue"
+
+
+def test_a_checkpoint_is_evaluated(elle, run_copy):
+    checkpoint = sorted((run_copy / "checkpoints").iterdir())[-1]
+    outcome = elle("evaluate", checkpoint, "--attack", "clean", "--limit", 20)
+    assert outcome.code == 0
+    assert f"evaluations/{checkpoint.stem}/evaluation.json" in outcome.out
+    assert not (run_copy / "evaluation.json").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here there may be such a device")
+def test_a_device_that_is_not_there_is_one_line_and_exit_code_2(elle, run_copy):
+    outcome = elle("evaluate", run_copy, "--devices", "0,9")
+    assert_one_line(outcome, 2)
+    assert "cuda:0" in outcome.err
+
+
+def test_failed_checks_are_printed(elle, tiny):
+    words = tiny(2)
+    save_file({"1.weight": torch.zeros(2, 48), "1.bias": torch.tensor([9.0, 0.0])}, "weights.safetensors")
+    outcome = elle(*words, "--attack", "clean")
+    assert "check classifier: the network answers class 0 on 6 of 6 images" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--attack", "autoatack"], "did you mean 'autoattack'?"),
+        (["--attack", "fgsm", "--norm", "l1", "--eps", "12"], "fgsm has no l1 form"),
+        (["--norm", "l3"], "--norm 'l3' does not exist"),
+        (["--norm", "l2"], "--norm l2 needs --eps"),
+        (["--engine", "quick"], "--engine 'quick' does not exist"),
+        (["--precision", "fp8"], "--precision 'fp8' does not exist"),
+        (["--devices", ","], "--devices names none"),
+        (["--model", "small-cnn"], "--model goes with --weights"),
+        (["--eps", "300/255"], "did you mean"),
+        (["--root", "x", "--data", "cifer10"], "did you mean 'cifar10'?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(elle, run_copy, words, hint):
+    outcome = elle("evaluate", run_copy, *words)
+    assert_one_line(outcome, 2)
+    assert hint in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (None, "weights.safetensors does not exist"),
+        (b"no tensors", "neither safetensors nor a plain state_dict"),
+        ({"1.weight": torch.zeros(5, 48), "1.bias": torch.zeros(5)}, "does not fit the network"),
+        ({"other": torch.zeros(1)}, "does not fit the network"),
+    ],
+)
+def test_weights_that_cannot_be_used_are_one_line_and_exit_code_2(elle, tiny, tmp_path, content, hint):
+    words = tiny(3)
+    file = tmp_path / "weights.safetensors"
+    file.unlink()
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content is not None:
+        save_file(content, file)
+    outcome = elle(*words)
+    assert_one_line(outcome, 2)
+    assert hint in outcome.err
+
+
+def test_a_pickle_with_code_in_it_is_not_run(elle, tiny, tmp_path):
+    class Bad:
+        def __reduce__(self):
+            return open, (str(tmp_path / "written"), "w")
+
+    words = tiny(3, "w.pt")
+    torch.save(Bad(), tmp_path / "w.pt")
+    outcome = elle(*words)
+    assert_one_line(outcome, 2)
+    assert "state_dict" in outcome.err
+    assert not (tmp_path / "written").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--weights", "w.pt"], ["--weights", "w.pt", "--model", "small-cnn"]])
+def test_too_little_said_is_one_line_and_exit_code_2(elle, words):
+    assert_one_line(elle("evaluate", *words), 2)
+
+
+def test_autoattack_is_not_tracked_while_training(elle):
+    outcome = elle("train", "data=digits", "track=clean,autoattack", "device=cpu")
+    assert_one_line(outcome, 2)
+    assert "name it in `final` instead" in outcome.err
+
+
+def test_two_evaluations_are_compared(elle, run_copy, tmp_path):
+    for name, eps in (("a", "0.05"), ("b", "0.4")):
+        assert elle("evaluate", run_copy, "--attack", "clean,fgsm", "--eps", eps, "--out", tmp_path / name).code == 0
+    table = elle("compare", tmp_path / "a", tmp_path / "b")
+    assert table.code == 0
+    assert "A is more robust" in table.out
+    assert "note: eps is 0.05 in A and 0.4 in B" in table.out
+    result = json.loads(elle("compare", tmp_path / "a", tmp_path / "b" / "evaluation.json", "--json").out)
+    assert result["attacks"]["fgsm"]["only_a_breaks"] == []
+    assert len(result["attacks"]["fgsm"]["only_b_breaks"]) > 5
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"schema": "elle-evaluation/0"}'])
+def test_what_is_no_record_is_not_compared(elle, tmp_path, content):
+    file = tmp_path / "record.json"
+    if content is not None:
+        file.write_text(content)
+    assert_one_line(elle("compare", file, file), 2)
+
+
+def test_images_are_shown(elle, run_copy):
+    outcome = elle("show", run_copy, "--count", 3, "--eps", "0.1")
+    assert outcome.code == 0
+    assert "eps 0.1" in outcome.out
+    assert Image.open(run_copy / "adversarial.png").width > 300
