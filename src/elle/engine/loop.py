@@ -364,6 +364,7 @@ class Run:
         header = {
             "version": __version__,
             "config": self.config.model_dump(),
+            "network": self.model_header(),
             "history": self.history,
             "epoch_seconds": self.epoch_seconds,
         }
@@ -394,7 +395,7 @@ class Run:
         config, model = self.config, self.step.model
         checkpoint.write_tensors(self.directory / "model.safetensors", model.state_dict(), self.model_header())
         self.watcher.said(f"evaluating {config.final} on {len(self.images.test)} test images")
-        x, y = to_tensors(self.images.test, self.device)
+        x, y = self.images.test.x, self.images.test.y  # moved to the device a chunk at a time
         final = evaluate(
             model, x, y, config.final, _given(config.eps), norm=config.norm, batch=self._fit(500), seed=config.seed
         )

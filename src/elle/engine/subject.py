@@ -89,7 +89,7 @@ def _run(source: Source, path: Path) -> Subject:
     weights = path if path.is_file() else path / "model.safetensors"
     trained = load_run(_run_of(path), weights=weights)
     config = trained.config.resolved()
-    images = load_dataset(source.data or config.data, source.root or config.root)
+    images = load_dataset(source.data or config.data, source.root or config.root, image_size=config.image_size)
     return _subject(trained.model, images, config, weights, source)
 
 

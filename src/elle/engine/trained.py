@@ -43,10 +43,9 @@ def load_run(directory: str | Path, device: torch.device | str = "cpu", weights:
         raise InputError(f"{directory} has no model.safetensors: the run has not finished; continue it with --resume")
     config = load_config([], directory / "config.toml")
     tensors, header = read_tensors(weights)
-    if header.get("kind") == "checkpoint":
-        images = load_dataset(config.data, config.root)
+    if "network" in header and weights != directory / "model.safetensors":
         tensors = {name.removeprefix("model."): tensors[name] for name in tensors if name.startswith("model.")}
-        header = config.model_dump() | {"kind": "model", "shape": images.test.x.shape[1:], "classes": images.classes}
+        header = header["network"]
     if header.get("kind") != "model":
         raise InputError(f"{weights} is not a model that `elle train` wrote")
     channels, height, width = header["shape"]

@@ -16,7 +16,7 @@ def digits_net() -> tuple[nn.Module, Tensor, Tensor]:
     x = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     y = torch.tensor(digits.target)
     torch.manual_seed(0)
-    model = SmallCNN((1, 8, 8), 10)
+    model = SmallCNN((1, 8, 8), 10, nn.ReLU)
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     for _ in range(6):
         for index in torch.randperm(1200).split(100):
