@@ -128,8 +128,9 @@ class Config(BaseModel):
         """This configuration with every open value filled in from its schedule and its dataset's row."""
         dataset = find_dataset(self.data)
         defaults = dict(dataset.defaults)
-        if self.schedule is not None and self.schedule != defaults["schedule"]:
-            chosen = SCHEDULES[self.schedule]
+        schedule: str = self.schedule or defaults["schedule"]
+        if schedule != defaults["schedule"]:
+            chosen = SCHEDULES[schedule]
             defaults |= {"epochs": chosen.epochs, "lr": chosen.lr, "batch": chosen.batch}
         open_keys = {key: value for key, value in defaults.items() if getattr(self, key) is None}
         penalty = self.method.rpartition("+")[2]
@@ -137,7 +138,7 @@ class Config(BaseModel):
             weight = dataset.weights[penalty]
             eps: float = open_keys["eps"] if self.eps is None else self.eps
             own = penalty_weight(self.method, self.data, eps, self.model or dataset.defaults["model"])
-            open_keys["weight"] = own or (weight(eps, self.schedule or defaults["schedule"]) if callable(weight) else weight)
+            open_keys["weight"] = own or (weight(eps, schedule) if callable(weight) else weight)
         return parse_config(self.model_dump() | open_keys)
 
     def differences(self, other: Config) -> list[str]:
