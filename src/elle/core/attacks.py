@@ -59,9 +59,7 @@ class SignStep:
                 words = " or ".join(map(repr, allowed))
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {words}")
 
-    def __call__(
-        self, model: Model, x: Tensor, y: Tensor, eps: float | Tensor, begin: Tensor | None = None
-    ) -> Tensor:
+    def __call__(self, model: Model, x: Tensor, y: Tensor, eps: float | Tensor, begin: Tensor | None = None) -> Tensor:
         """Adversarial points for x [B, ...], detached; parameters' `.grad` is not touched.
 
         The steps start at `begin` where it is given, otherwise at a `first_point` drawn now.

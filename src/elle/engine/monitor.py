@@ -3,7 +3,8 @@
 Collapse (catastrophic overfitting): accuracy under a multi-step attack falls below half of its best and stays there,
 while accuracy under the single-step attack of training stays near its own best. A network that never was robust has
 collapsed where it answers attacked images better than clean ones. A run judged while it trains has collapsed when
-that has lasted an epoch; should it end, the run has recovered.
+that has lasted an epoch (of whose looks one at least is below half, and none back above two thirds); should it end,
+the run has recovered.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ Reading = dict[str, Any]
 
 # Single-step accuracy this far above multi-step accuracy: a network that merely forgets loses both.
 _GAP = 0.3
+# A few steps on a few images tell too high an accuracy: below this share of the best it has not recovered from a fall.
+_LOW = 2 / 3
 # Single-step accuracy above this share of its best has not fallen; a network whose training stumbles loses it as well.
 _KEPT = 0.9
 # A best accuracy below this many times chance is no robustness to lose: early training, and a constant classifier.
@@ -123,11 +126,12 @@ class Monitor:
         if self.condition == "constant":
             return None if _constant(self.readings[-1]) else self._recovered(1)
         multi, chance = [reading["multi"] for reading in self.readings], self.readings[-1]["chance"]
-        fallen = collapsed_readings(multi, [_single(reading) for reading in self.readings], chance)
+        single = [_single(reading) for reading in self.readings]
         never = [best < _SETTLED * _floor(chance) for best in accumulate(multi, max)]
         fooled = [early and _fooled(reading) for early, reading in zip(never, self.readings, strict=True)]
-        bad = [one or other for one, other in zip(fallen, fooled, strict=True)]
-        if len(bad) >= epoch and all(bad[-epoch:]):
+        fallen = [a or b for a, b in zip(fooled, collapsed_readings(multi, single, chance), strict=True)]
+        bad = [a or b for a, b in zip(fooled, collapsed_readings(multi, single, chance, _LOW), strict=True)]
+        if len(bad) >= epoch and all(bad[-epoch:]) and any(fallen[-epoch:]):
             verdict = self._learnt_the_attack(bad) if fooled[-1] else self._collapsed(bad)
             if verdict is not None:
                 return verdict
@@ -214,14 +218,16 @@ class Monitor:
         return Verdict("robust overfitting", now[-1]["step"], then[-1]["step"], words, "medium")
 
 
-def collapsed_readings(multi: Sequence[float], single: Sequence[float], chance: float) -> list[bool]:
-    """At which readings multi-step accuracy is below half of its best so far, and single-step accuracy near its own."""
+def collapsed_readings(
+    multi: Sequence[float], single: Sequence[float], chance: float, share: float = 0.5
+) -> list[bool]:
+    """At which readings multi-step accuracy is below that share of its best so far, and single-step near its own."""
     least = ABOVE_CHANCE * _floor(chance)
     best_multi = best_single = 0.0
     bad = []
     for level, other in zip(multi, single, strict=True):
         best_multi, best_single = max(best_multi, level), max(best_single, other)
-        bad.append(best_multi > least and level < 0.5 * best_multi and other >= _KEPT * best_single)
+        bad.append(best_multi > least and level < share * best_multi and other >= _KEPT * best_single)
     return bad
 
 
