@@ -125,12 +125,9 @@ class Monitor:
             return None if low else self._recovered(epoch)
         if self.condition == "constant":
             return None if _constant(self.readings[-1]) else self._recovered(1)
-        multi, chance = [reading["multi"] for reading in self.readings], self.readings[-1]["chance"]
-        single = [_single(reading) for reading in self.readings]
-        never = [best < _SETTLED * _floor(chance) for best in accumulate(multi, max)]
-        fooled = [early and _fooled(reading) for early, reading in zip(never, self.readings, strict=True)]
-        fallen = [a or b for a, b in zip(fooled, collapsed_readings(multi, single, chance), strict=True)]
-        bad = [a or b for a, b in zip(fooled, collapsed_readings(multi, single, chance, _LOW), strict=True)]
+        fooled = self._fooled()
+        fallen = [a or b for a, b in zip(fooled, self._fallen(0.5), strict=True)]
+        bad = [a or b for a, b in zip(fooled, self._fallen(_LOW), strict=True)]
         if len(bad) >= epoch and all(bad[-epoch:]) and any(fallen[-epoch:]):
             verdict = self._learnt_the_attack(bad) if fooled[-1] else self._collapsed(bad)
             if verdict is not None:
@@ -138,6 +135,22 @@ class Monitor:
         if self.condition is None and not bad[-1]:
             return self._constant() or self._overfitted()
         return None
+
+    def _fallen(self, share: float) -> list[bool]:
+        """At which readings accuracy under the multi-step attack alone is below that share of its best."""
+        multi, single = [one["multi"] for one in self.readings], [_single(one) for one in self.readings]
+        chance = self.readings[-1]["chance"]
+        if self.readings[-1]["accuracy"] is not None:
+            return collapsed_readings(multi, single, chance, share)
+        # On a few images, in eval mode, single-step accuracy swings: it must only be far above the other.
+        fallen = collapsed_readings(multi, single, chance, share, kept=0.5)
+        return [bad and high >= 2 * low for bad, high, low in zip(fallen, single, multi, strict=True)]
+
+    def _fooled(self) -> list[bool]:
+        """At which readings a network that never was robust answers attacked images better than clean ones."""
+        settled = _SETTLED * _floor(self.readings[-1]["chance"])
+        bests = accumulate((one["multi"] for one in self.readings), max)
+        return [best < settled and _fooled(one) for best, one in zip(bests, self.readings, strict=True)]
 
     def _diverged(self) -> Verdict | None:
         reading = self.readings[-1]
@@ -219,7 +232,7 @@ class Monitor:
 
 
 def collapsed_readings(
-    multi: Sequence[float], single: Sequence[float], chance: float, share: float = 0.5
+    multi: Sequence[float], single: Sequence[float], chance: float, share: float = 0.5, kept: float = _KEPT
 ) -> list[bool]:
     """At which readings multi-step accuracy is below that share of its best so far, and single-step near its own."""
     least = ABOVE_CHANCE * _floor(chance)
@@ -227,7 +240,7 @@ def collapsed_readings(
     bad = []
     for level, other in zip(multi, single, strict=True):
         best_multi, best_single = max(best_multi, level), max(best_single, other)
-        bad.append(best_multi > least and level < share * best_multi and other >= _KEPT * best_single)
+        bad.append(best_multi > least and level < share * best_multi and other >= kept * best_single)
     return bad
 
 
