@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import elle
 from elle.engine.probe import CollapseMonitor
 
-from ..networks import conv_net, images, trained
+from ..networks import bfloat16_autocast, conv_net, images, trained
 
 EPS = 0.1
 
@@ -59,7 +59,7 @@ def test_the_points_of_a_look_are_in_the_ball_and_new_for_each_image(monitor):
 def test_a_look_is_in_the_precision_of_the_autocast_around_it(monitor):
     model = conv_net()
     exact = monitor.look(model)
-    with torch.autocast("cpu", torch.bfloat16):
+    with bfloat16_autocast():
         rounded = monitor.look(model)
     # E_lin leaves a bf16 autocast, which would drown it; its points and its error are the same.
     assert rounded["error"] == exact["error"]
