@@ -178,6 +178,11 @@ def test_a_monitor_without_the_accuracy_of_training_says_of_the_real_run(name):
     assert judged([*seen, seen[-1]]) == WITHOUT.get(name, REAL[name])
 
 
+def test_a_network_that_knows_nothing_in_eval_mode_yet_is_not_fooled():
+    """SLAT's first epochs: chance on every image of the probe, 36 % in training; E_lin is larger in a larger ball."""
+    assert judged([one | {"error": 20 * one["error"]} for one in readings("SLAT at 8/255")[:9]]) == []
+
+
 def test_a_collapse_before_any_robustness_is_explained_by_its_own_evidence():
     monitor = Monitor()
     for one in readings("FGSM at 16/255"):

@@ -248,7 +248,9 @@ def _fooled(reading: Reading) -> bool:
     """Whether attacked images are answered better than clean ones, but not under a multi-step attack."""
     single, nothing = _single(reading), ABOVE_CHANCE * _floor(reading["chance"])
     leaking = single >= reading["clean"] + _LEAK and reading["multi"] < min(nothing, 0.5 * single)
-    return bool(leaking and (reading["error"] or 0.0) >= _CURVED)
+    # In eval mode a network may know nothing for a while, until BatchNorm's statistics fit what it has learnt.
+    knows = max(reading["clean"], reading["single"]) >= nothing
+    return bool(leaking and knows and (reading["error"] or 0.0) >= _CURVED)
 
 
 def _floor(chance: float) -> float:
