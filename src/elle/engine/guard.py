@@ -38,7 +38,7 @@ class Guard:
         self.run = run
         self.rollbacks = 0
         self.tensors: dict[str, Tensor] | None = None
-        """The last healthy state: clones on the device of what `Step.state` returned."""
+        """The last healthy state: copies on the device of what `Step.state` returned."""
         self.step = 0
         """The step after which they were taken."""
         # On by default for every method that its network can learn to fool.
@@ -56,6 +56,18 @@ class Guard:
 
     def verdicts(self) -> list[dict[str, Any]]:
         return [] if self.monitor is None else [dataclasses.asdict(verdict) for verdict in self.monitor.verdicts]
+
+    def start(self) -> None:
+        """Keep the state of a run that begins: one that collapses at once has no other to go back to."""
+        if self.monitor is not None:
+            self._keep_state()
+
+    def _keep_state(self) -> None:
+        """Over the one kept before, where it lies: no memory is allocated twice an epoch."""
+        before, self.tensors, self.step = self.tensors or {}, {}, self.run.done
+        for name, value in self.run.step.state().items():
+            room = before.get(name)
+            self.tensors[name] = value.detach().clone() if room is None else room.copy_(value.detach())
 
     def due(self) -> bool:
         """Whether it is time for a look; not while eps still grows, for which the network is not yet trained."""
@@ -78,8 +90,7 @@ class Guard:
             )
         checkpoint.append_line(run.directory / "probes.jsonl", monitor.readings[-1])
         if monitor.healthy:
-            self.tensors = {name: value.detach().clone() for name, value in run.step.state().items()}
-            self.step = run.done
+            self._keep_state()
         return verdict is not None and self._act(verdict, seconds)
 
     def _act(self, verdict: Verdict, seconds: float) -> bool:
@@ -176,8 +187,16 @@ def _monitor(run: Run, every: int) -> CollapseMonitor:
     # Spread over the set, which may be sorted by class.
     chosen = torch.linspace(0, len(x) - 1, min(IMAGES, len(x)), device=run.device).long()
     x = x[chosen].contiguous(memory_format=torch.channels_last)
-    eps, norm, per_epoch = run.config.eps or 0.0, run.config.norm, max(1, run.steps_per_epoch // every)
-    return CollapseMonitor(x, y[chosen], eps, norm=norm, per_epoch=per_epoch, seed=run.config.seed)
+    return CollapseMonitor(
+        x,
+        y[chosen],
+        run.config.eps or 0.0,
+        norm=run.config.norm,
+        per_epoch=max(1, run.steps_per_epoch // every),
+        seed=run.config.seed,
+        # Larger images keep the device busy without a graph, and a graph would hold the memory for them for good.
+        graph=run.graphed and x[0, 0].numel() <= 64 * 64,
+    )
 
 
 def strengthened(method: Method, config: Config) -> Method:

@@ -175,9 +175,13 @@ class Run:
         step.prepare(self.batch, shape[1:])
         return step, to_tensors(validation if len(validation) else images.test, self.device)
 
+    @property
+    def graphed(self) -> bool:
+        return self.device.type == "cuda" and self.config.compile != "off"
+
     def _runnable(self) -> Callable[[Tensor], None]:
         """The step, captured in a CUDA graph where there is a GPU."""
-        if self.device.type == "cuda" and self.config.compile != "off":
+        if self.graphed:
             return GraphedStep(self.step, self.batch, self.device)
         return self.step
 
@@ -231,6 +235,7 @@ class Run:
         self.watcher.started(self.config, self.last_step, self.done)
         if not self.history and self.done == 0:
             self.rewrite()
+            self.guard.start()
         with stop_signals() as stopped:
             while self.done < self.last_step:
                 self._epoch(stopped)
