@@ -22,6 +22,7 @@ from elle.data.resident import to_tensors
 from elle.data.sources import ImageSet
 from elle.engine import checkpoint
 from elle.engine.guard import Guard
+from elle.engine.leaving_out import LeavingOut, leaves_out
 from elle.engine.monitor import Verdict, collapse_epoch
 from elle.engine.runtime import (
     GraphedStep,
@@ -177,9 +178,12 @@ class Run:
 
     def _runnable(self) -> Callable[[Tensor], None]:
         """The step, captured in a CUDA graph where there is a GPU."""
-        if self.device.type == "cuda" and self.config.compile != "off":
-            return GraphedStep(self.step, self.batch, self.device)
-        return self.step
+        graphed = self.device.type == "cuda" and self.config.compile != "off"
+
+        def prepared(step: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+            return GraphedStep(step, self.batch, self.device) if graphed else step
+
+        return LeavingOut(self.step, prepared) if leaves_out(self.step) else prepared(self.step)
 
     @property
     def last_step(self) -> int:

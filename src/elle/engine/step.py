@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from elle.core.attacks import Replay
+from elle.core.controller import Constant, OnOff
 from elle.core.second_order import twice_differentiable
 from elle.core.subspace import flattened
 from elle.data.resident import Resident
@@ -17,6 +19,9 @@ from elle.methods import Method
 
 RECORDED = ("loss", "accuracy", "error", "weight", "threshold")
 """What each step writes down: the loss and accuracy at its own adversarial points, and the penalty's state."""
+
+Penalty = Literal["trained", "measured", "left out"]
+"""What a step makes of its penalty: its gradient, its error only (without a backward), or nothing."""
 
 # fp16 gradients need scaling; 1024 sufficed in every run measured, and the scaler halves it should one overflow.
 _LOSS_SCALE = 1024.0
@@ -72,7 +77,7 @@ class Step:
         self.method = method
         self.rule = method.weight.start(self.device) if method.weight is not None else {}
 
-    def __call__(self, index: Tensor) -> None:
+    def __call__(self, index: Tensor, penalty: Penalty = "trained") -> None:
         """Train on the images at `index` [B]."""
         method, model = self.method, self.model
         x, y = self.data.batch(index)
@@ -91,14 +96,14 @@ class Step:
                 x_adv = x if method.attack is None else method.attack(model, x, y, self.eps)
             loss, logits = method.loss(model, x, y, x_adv, self.eps, when)
             total = loss
-            if method.regulariser is not None and method.weight is not None:
-                error = method.regulariser(model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
-                rule = method.weight.update(self.rule, error.detach())
-                # A copy: `rule` is overwritten in place below, before the backward that reads the weight.
-                weight, threshold = rule["weight"].clone(), rule["threshold"]
-                total = loss + weight * error
-                for name, value in rule.items():
-                    self.rule[name].copy_(value)
+            if method.regulariser is not None and method.weight is not None and penalty != "left out":
+                with torch.set_grad_enabled(penalty == "trained"):
+                    error = method.regulariser(model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
+                weight, threshold = self._weigh(method.weight, error.detach())
+                if penalty == "trained":
+                    total = loss + weight * error
+                else:
+                    weight = torch.zeros_like(weight)
         self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
         self._update()
         if isinstance(method.attack, Replay) and x_adv.grad is not None:
@@ -108,6 +113,15 @@ class Step:
         self.records.index_copy_(0, self.position, row.unsqueeze(0))
         self.position.add_(1)
         self.done.add_(1)
+
+    def _weigh(self, rule: Constant | OnOff, error: Tensor) -> tuple[Tensor, Tensor]:
+        """Have the rule see this step's error; the weight that acts on the step, and the threshold."""
+        after = rule.update(self.rule, error)
+        # A copy: the rule's state is overwritten in place below, before the backward that reads the weight.
+        weight, threshold = rule.acting(self.rule, after).clone(), after["threshold"]
+        for name, value in after.items():
+            self.rule[name].copy_(value)
+        return weight, threshold
 
     def _replayed(self, x: Tensor) -> Tensor:
         """The new batch where a round of replays begins, otherwise the one that was drawn then."""
