@@ -172,6 +172,7 @@ class Run:
             precision=self.precision,
             steps_per_epoch=self.steps_per_epoch,
             total_steps=self.total_steps,
+            memory=config.memory,
         )
         step.prepare(self.batch, shape[1:])
         return step, to_tensors(validation if len(validation) else images.test, self.device)

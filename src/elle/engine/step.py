@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 from typing import Literal
 
 import torch
@@ -14,6 +16,7 @@ from elle.core.second_order import twice_differentiable
 from elle.core.subspace import flattened
 from elle.data.resident import Resident
 from elle.data.streaming import Streaming
+from elle.engine.recomputing import blocks_to_recompute, recomputed
 from elle.engine.runtime import Precision, autocast
 from elle.methods import Method
 
@@ -42,7 +45,9 @@ class Step:
         precision: Precision,
         steps_per_epoch: int,
         total_steps: int,
+        memory: Literal["auto", "low"] = "auto",
     ) -> None:
+        self.memory = memory
         self.model, self.data, self.eps, self.precision = model, data, eps, precision
         self.total_steps = total_steps
         device = self.device = next(model.parameters()).device
@@ -76,6 +81,7 @@ class Step:
         """Train with this method from now on; the rule of its weight starts afresh."""
         self.method = method
         self.rule = method.weight.start(self.device) if method.weight is not None else {}
+        self.blocks = blocks_to_recompute(self.model, method) if self.memory == "low" else []
 
     def __call__(self, index: Tensor, penalty: Penalty = "trained") -> None:
         """Train on the images at `index` [B]."""
@@ -95,16 +101,20 @@ class Step:
             else:
                 x_adv = x if method.attack is None else method.attack(model, x, y, self.eps)
             loss, logits = method.loss(model, x, y, x_adv, self.eps, when)
-            total = loss
+            terms = [loss]
+            if self.blocks:
+                # Now, so that what the loss has kept is given back before the penalty needs room.
+                self._backward(terms.pop())
             if method.regulariser is not None and method.weight is not None and penalty != "left out":
-                with torch.set_grad_enabled(penalty == "trained"):
+                with torch.set_grad_enabled(penalty == "trained"), recomputed(self.blocks):
                     error = method.regulariser(model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
                 weight, threshold = self._weigh(method.weight, error.detach())
                 if penalty == "trained":
-                    total = loss + weight * error
+                    terms.append(weight * error)
                 else:
                     weight = torch.zeros_like(weight)
-        self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
+        if terms:
+            self._backward(functools.reduce(operator.add, terms))
         self._update()
         if isinstance(method.attack, Replay) and x_adv.grad is not None:
             self.kept["delta"].copy_(method.attack.moved(self.kept["delta"], x_adv.grad, self.eps))
@@ -113,6 +123,10 @@ class Step:
         self.records.index_copy_(0, self.position, row.unsqueeze(0))
         self.position.add_(1)
         self.done.add_(1)
+
+    def _backward(self, total: Tensor) -> None:
+        with torch.autocast(self.device.type, enabled=False):
+            self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
 
     def _weigh(self, rule: Constant | OnOff, error: Tensor) -> tuple[Tensor, Tensor]:
         """Have the rule see this step's error; the weight that acts on the step, and the threshold."""
