@@ -117,6 +117,9 @@ class Config(BaseModel):
     compile: Literal["auto", "off", "graph"] = Field(
         "auto", description="graph: the step as one CUDA graph (auto on a GPU)"
     )
+    memory: Literal["auto", "low"] = Field(
+        "auto", description="low: E_lin and its exact gradient in the memory of an FGSM step, for a fifth more time"
+    )
 
     @model_validator(mode="after")
     def _radius_fits_norm(self) -> Config:
@@ -144,7 +147,7 @@ class Config(BaseModel):
     def differences(self, other: Config) -> list[str]:
         """The keys on which two configurations train different models."""
         free = {"root", "out", "device", "compile", "eval_every", "track", "final", "max_steps"}
-        free |= {"probe_every", "on_collapse", "workers"}
+        free |= {"probe_every", "on_collapse", "workers", "memory"}
         mine, theirs = self.model_dump(), other.model_dump()
         return [key for key in mine if key not in free and mine[key] != theirs[key]]
 

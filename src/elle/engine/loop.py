@@ -22,6 +22,7 @@ from elle.data.resident import to_tensors
 from elle.data.sources import ImageSet
 from elle.engine import checkpoint
 from elle.engine.guard import Guard
+from elle.engine.leaving_out import LeavingOut, leaves_out
 from elle.engine.monitor import Verdict, collapse_epoch
 from elle.engine.runtime import (
     GraphedStep,
@@ -171,6 +172,7 @@ class Run:
             precision=self.precision,
             steps_per_epoch=self.steps_per_epoch,
             total_steps=self.total_steps,
+            memory=config.memory,
         )
         step.prepare(self.batch, shape[1:])
         return step, to_tensors(validation if len(validation) else images.test, self.device)
@@ -181,9 +183,11 @@ class Run:
 
     def _runnable(self) -> Callable[[Tensor], None]:
         """The step, captured in a CUDA graph where there is a GPU."""
-        if self.graphed:
-            return GraphedStep(self.step, self.batch, self.device)
-        return self.step
+
+        def prepared(step: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+            return GraphedStep(step, self.batch, self.device) if self.graphed else step
+
+        return LeavingOut(self.step, prepared) if leaves_out(self.step) else prepared(self.step)
 
     @property
     def last_step(self) -> int:

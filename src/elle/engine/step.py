@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from elle.core.attacks import Replay
+from elle.core.controller import Constant, OnOff
 from elle.core.second_order import twice_differentiable
 from elle.core.subspace import flattened
 from elle.data.resident import Resident
 from elle.data.streaming import Streaming
+from elle.engine.recomputing import blocks_to_recompute, recomputed
 from elle.engine.runtime import Precision, autocast
 from elle.methods import Method
 
 RECORDED = ("loss", "accuracy", "error", "weight", "threshold")
 """What each step writes down: the loss and accuracy at its own adversarial points, and the penalty's state."""
+
+Penalty = Literal["trained", "measured", "left out"]
+"""What a step makes of its penalty: its gradient, its error only (without a backward), or nothing."""
 
 # fp16 gradients need scaling; 1024 sufficed in every run measured, and the scaler halves it should one overflow.
 _LOSS_SCALE = 1024.0
@@ -37,8 +45,9 @@ class Step:
         precision: Precision,
         steps_per_epoch: int,
         total_steps: int,
+        memory: Literal["auto", "low"] = "auto",
     ) -> None:
-        self.model, self.data, self.precision = model, data, precision
+        self.memory, self.model, self.data, self.precision = memory, model, data, precision
         self.total_steps = total_steps
         device = self.device = next(model.parameters()).device
         self.lr = torch.zeros((), device=device)
@@ -73,8 +82,9 @@ class Step:
         """Train with this method from now on; the rule of its weight starts afresh."""
         self.method = method
         self.rule = method.weight.start(self.device) if method.weight is not None else {}
+        self.blocks = blocks_to_recompute(self.model, method) if self.memory == "low" else []
 
-    def __call__(self, index: Tensor) -> None:
+    def __call__(self, index: Tensor, penalty: Penalty = "trained") -> None:
         """Train on the images at `index` [B]."""
         method, model = self.method, self.model
         x, y = self.data.batch(index)
@@ -92,16 +102,20 @@ class Step:
             else:
                 x_adv = x if method.attack is None else method.attack(model, x, y, self.eps)
             loss, logits = method.loss(model, x, y, x_adv, self.eps, when)
-            total = loss
-            if method.regulariser is not None and method.weight is not None:
-                error = method.regulariser(model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
-                rule = method.weight.update(self.rule, error.detach())
-                # A copy: `rule` is overwritten in place below, before the backward that reads the weight.
-                weight, threshold = rule["weight"].clone(), rule["threshold"]
-                total = loss + weight * error
-                for name, value in rule.items():
-                    self.rule[name].copy_(value)
-        self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
+            terms = [loss]
+            if self.blocks:
+                # Now, so that what the loss has kept is given back before the penalty needs room.
+                self._backward(terms.pop())
+            if method.regulariser is not None and method.weight is not None and penalty != "left out":
+                with torch.set_grad_enabled(penalty == "trained"), recomputed(self.blocks):
+                    error = method.regulariser(model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
+                weight, threshold = self._weigh(method.weight, error.detach())
+                if penalty == "trained":
+                    terms.append(weight * error)
+                else:
+                    weight = torch.zeros_like(weight)
+        if terms:
+            self._backward(functools.reduce(operator.add, terms))
         self._update()
         if isinstance(method.attack, Replay) and x_adv.grad is not None:
             self.kept["delta"].copy_(method.attack.moved(self.kept["delta"], x_adv.grad, self.eps))
@@ -110,6 +124,19 @@ class Step:
         self.records.index_copy_(0, self.position, row.unsqueeze(0))
         self.position.add_(1)
         self.done.add_(1)
+
+    def _backward(self, total: Tensor) -> None:
+        with torch.autocast(self.device.type, enabled=False):
+            self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
+
+    def _weigh(self, rule: Constant | OnOff, error: Tensor) -> tuple[Tensor, Tensor]:
+        """Have the rule see this step's error; the weight that acts on the step, and the threshold."""
+        after = rule.update(self.rule, error)
+        # A copy: the rule's state is overwritten in place below, before the backward that reads the weight.
+        weight, threshold = rule.acting(self.rule, after).clone(), after["threshold"]
+        for name, value in after.items():
+            self.rule[name].copy_(value)
+        return weight, threshold
 
     def _replayed(self, x: Tensor) -> Tensor:
         """The new batch where a round of replays begins, otherwise the one that was drawn then."""
