@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from elle.core.second_order.normalisation import batch_norm
 from elle.core.second_order.convolution import convolution
+from elle.core.second_order.normalisation import batch_norm
 
 _REPLACED = {torch.conv2d: convolution, F.batch_norm: batch_norm}
 
