@@ -180,7 +180,7 @@ def main() -> None:
     jobs = {args.embedded_device: embedded}
     if args.root:
         jobs[args.device] = cifar10 + jobs.pop(args.device, [])
-    slots = {args.embedded_device: args.jobs, args.device: args.device_jobs}
+    slots = {args.device: args.device_jobs} | {args.embedded_device: args.jobs}
     command = [__file__, "--runs", str(args.runs), "--images", str(args.images)]
     command += ["--root", args.root] if args.root else []
     for words in () if args.no_runs else run_all(jobs, slots, command, args.limit):

@@ -82,7 +82,7 @@ def make_run(words: str, runs: Path, root: str | None, images: int, device: str)
     told = directory / "truth.jsonl"
 
     def stepped(step: int) -> None:
-        if step % run.guard.every == 0:
+        if run.guard.due():
             checkpoint.append_line(told, {"step": step} | truth.look())
 
     run = Run(config.resolved(), directory, Watcher(stepped=stepped))

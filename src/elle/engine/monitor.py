@@ -39,8 +39,8 @@ _JUMP = 10.0
 # reads the label off the perturbation of its own attack. No robust network does, at whatever radius.
 _LEAK = 0.1
 # An early collapse has no usual error to jump from: healthy networks have 1e-6 to 5e-4 while they begin to learn, and
-# that one 8e-3 and more. Above this a network that is not robust yet is no state to go back to either.
-_CURVED = 2e-3
+# that one 8e-3 and more, after 2e-3 at first. Only a straight one is a state to go back to before it is robust.
+_STRAIGHT, _CURVED = 5e-4, 2e-3
 # Healthy networks have errors of 1e-6 and more; a constant one has 0 up to rounding.
 _NO_ERROR = 1e-9
 # Robust overfitting: this share of the best accuracy lost while training accuracy rises by that much.
@@ -89,7 +89,7 @@ class Monitor:
             return False
         # A network whose error has begun to grow is already on its way.
         usual = median([reading["error"] for reading in self.readings[-11:-1] if reading["error"]] or [last["error"]])
-        robust = last["multi"] >= _SETTLED * _floor(last["chance"]) or last["error"] < _CURVED
+        robust = last["multi"] >= _SETTLED * _floor(last["chance"]) or last["error"] < _STRAIGHT
         return bool(robust and last["multi"] >= 0.75 * self._best and last["error"] <= 3 * usual)
 
     @property
@@ -162,7 +162,7 @@ class Monitor:
     def _collapsed(self, bad: list[bool]) -> Verdict | None:
         reading, best = self.readings[-1], self._best
         before = [one["error"] for one, is_bad in zip(self.readings, bad, strict=True) if not is_bad and one["error"]]
-        usual = median(before[-10:]) if before else reading["error"]
+        usual = median(before[-10:]) if before else max(reading["error"], _NO_ERROR)
         jumped = reading["error"] >= _JUMP * usual
         if best < _SETTLED * _floor(reading["chance"]) and not jumped:
             return None
