@@ -76,7 +76,7 @@ def test_the_triplets_take_memory_only_where_they_have_a_backward():
         setting = Setting(CPU.device, "fp32", "small-cnn", 64, penalty=penalty)
         peak[method, penalty] = _peak_bytes(_step(configured(method), setting), setting)
     assert peak["elle", "trained"] > 2 * peak["fgsm", "trained"]
-    assert peak["elle", "measured"] < 0.8 * peak["elle", "trained"]
+    assert peak["elle", "measured"] < 0.7 * peak["elle", "trained"]
     assert peak["elle", "left out"] == peak["fgsm", "trained"]
 
 

@@ -103,7 +103,7 @@ class Step:
                 x_adv = x if method.attack is None else method.attack(model, x, y, self.eps)
             loss, logits = method.loss(model, x, y, x_adv, self.eps, when)
             terms = [loss]
-            if self.blocks:
+            if self.blocks or penalty != "trained":
                 # Now, so that what the loss has kept is given back before the penalty needs room.
                 self._backward(terms.pop())
             if method.regulariser is not None and method.weight is not None and penalty != "left out":

@@ -46,7 +46,7 @@ def draw_bars(bars: Bars) -> str:
             shape = f'x="{place(start):.1f}" y="{y:.1f}" width="{place(start + value) - place(start):.1f}"'
             told = f"<title>{escape(f'{name}, {bars.parts[k]}: {value:.3g}')}</title>"
             body.append(f'<rect class="dot c{k}" {shape} height="{BAR}" fill="{COLOURS[k][0]}">{told}</rect>')
-        body.append(_text(place(sum(values)) + 5, y + BAR - 3, f"{sum(values):.3g}", kind="soft"))
+        body.append(_text(place(sum(values)) + 5, y + BAR - 3, _number(sum(values)), kind="soft"))
     x = left
     for k, part in enumerate(bars.parts):
         body.append(f'<rect class="dot c{k}" x="{x:.1f}" y="6" width="11" height="11" fill="{COLOURS[k][0]}"/>')
@@ -65,6 +65,10 @@ def draw_bars(bars: Bars) -> str:
             "</svg>",
         ]
     )
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "ink") -> str:

@@ -3,8 +3,6 @@
 They read float16, bfloat16 or float32 with the channels last, and add up in float32. See `batch_norm` for the formula.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
