@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elle.data.folder import FolderSplit, index_folder
+from elle.data.phases import Phase, Timetable
 from elle.data.sources import ImageSet, Split
 from elle.errors import InputError, WorkError
 
@@ -135,6 +137,7 @@ def training_source(
     seed: int,
     batch: int,
     epochs: int,
+    phases: Sequence[Phase] | None = None,
     crop: int,
     flip: bool,
     loading: Loading = "auto",
@@ -144,22 +147,26 @@ def training_source(
     """The training images, on the device or streamed to it, and the images held out for validation.
 
     `crop` are pixels of padding for resident images; streamed ones are cropped to a random part unless it is 0.
+    `phases` replace `batch`, `epochs` and the image size.
     """
     from elle.data.resident import Resident, chosen_for_validation, split_validation
     from elle.data.streaming import Streaming
 
-    if not isinstance(data, FolderImages) or not _streamed(data, loading):
+    if phases and loading == "resident":
+        raise InputError("phases read image files anew at each size; leave loading=resident out")
+    if not isinstance(data, FolderImages) or not (phases or _streamed(data, loading)):
         training, held_out = split_validation(data, validation, seed)
         return Resident(training, device, crop, flip), held_out
     kept, held = chosen_for_validation(len(data), validation, seed)
     files, held_files = data.part(kept), data.part(held)
+    timetable = Timetable(tuple(phases or [Phase(epochs, data.size, batch)]), len(files))
     source = Streaming(
         files.files,
         device,
-        batch=min(batch, len(files)),
-        size=data.size,
+        batch=timetable.batch,
+        size=timetable.size,
         seed=seed,
-        epochs=epochs,
+        epochs=timetable.epochs,
         crop=crop > 0,
         flip=flip,
         workers=workers,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from elle.core.attacks import Replay
+from elle.core.controller import OnOff
 from elle.core.second_order import twice_differentiable
 from elle.core.subspace import flattened
 from elle.data.resident import Resident
@@ -34,6 +35,7 @@ class Step:
         eps: float,
         momentum: float,
         weight_decay: float,
+        decay_norm: bool = True,
         precision: Precision,
         steps_per_epoch: int,
         total_steps: int,
@@ -42,8 +44,11 @@ class Step:
         self.total_steps = total_steps
         device = self.device = next(model.parameters()).device
         self.lr = torch.zeros((), device=device)
+        decayed = [one for one in model.parameters() if decay_norm or one.dim() > 1]
+        spared = [one for one in model.parameters() if not decay_norm and one.dim() <= 1]
+        groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
         self.optimizer = torch.optim.SGD(
-            model.parameters(), lr=self.lr, momentum=momentum, weight_decay=weight_decay, fused=True
+            [group for group in groups if group["params"]], lr=self.lr, momentum=momentum, fused=True
         )
         if momentum:
             for parameter in model.parameters():
@@ -71,6 +76,11 @@ class Step:
         """Train with this method from now on; the rule of its weight starts afresh."""
         self.method = method
         self.rule = method.weight.start(self.device) if method.weight is not None else {}
+
+    def begin_phase(self) -> None:
+        """What starts anew with a phase of the run."""
+        if isinstance(self.method.weight, OnOff):
+            self.method.weight.begin_phase(self.rule)
 
     def __call__(self, index: Tensor) -> None:
         """Train on the images at `index` [B]."""
