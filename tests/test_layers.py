@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": {"core", "errors", "version"},
     "experiments": {"config", "errors"},
     "engine": {"config", "core", "data", "errors", "evaluation", "methods", "models", "version"},
+    "export": {"config", "data", "engine", "errors", "version"},
     "progress": {"config", "engine"},
     "scalars": {"engine", "errors"},
     "watch": {"config", "experiments"},
@@ -30,16 +31,17 @@ ALLOWED: dict[str, set[str]] = {
     "printing": set(),
     "cli_data": {"config", "data", "printing"},
     "cli_evaluation": {"config", "engine", "errors", "evaluation", "printing"},
+    "cli_export": {"export", "printing"},
     "cli": {
-        "cli_data", "cli_evaluation", "config", "data", "demo", "doctor", "engine", "errors", "evaluation",
-        "experiments", "methods", "models", "printing", "progress", "scalars", "version", "watch",
+        "cli_data", "cli_evaluation", "cli_export", "config", "data", "demo", "doctor", "engine", "errors",
+        "evaluation", "experiments", "methods", "models", "printing", "progress", "scalars", "version", "watch",
     },
     "__init__": {"core", "engine", "evaluation", "methods", "plugin", "version"},
     "__main__": {"cli"},
 }  # fmt: skip
 WITHOUT_TORCH = {
     "version", "errors", "published", "config", "experiments", "demo", "progress", "printing",
-    "watch", "scalars", "cli_data", "cli_evaluation", "cli", "__init__",
+    "watch", "scalars", "cli_data", "cli_evaluation", "cli_export", "cli", "__init__",
 }  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -94,8 +94,14 @@ def imagenet(root: Path, image_size: int | None = None, workers: int | None = No
 def enough_images(data: Split) -> npt.NDArray[np.uint8]:
     """Images to compute statistics from: all of them, or some, spread over the set, where there are too many."""
     if isinstance(data, FolderImages) and _streamed(data, "auto"):
-        return data.part(np.linspace(0, len(data) - 1, _MEASURED).astype(np.int64)).x
+        return spread_images(data, _MEASURED).x
     return data.x
+
+
+def spread_images(data: Split, count: int) -> Split:
+    """So many images, or all, spread over the set, which may be sorted by class; no others are decoded."""
+    numbers = np.unique(np.linspace(0, len(data) - 1, count).astype(np.int64))
+    return data.part(numbers) if isinstance(data, FolderImages) else Split(data.x[numbers], data.y[numbers])
 
 
 def _short_sides(split: FolderSplit) -> list[int]:
