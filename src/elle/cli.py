@@ -237,7 +237,10 @@ def metrics(
 
     parse_metrics(metric)
     trained, x, y, radius = _trained(directory, eps, limit, root, device)
-    result = linearity_metrics(trained.model, x, y, radius, metric=metric, norm=trained.config.norm, seed=seed)
+    from elle.evaluation.units import fitting_batch
+
+    batch, norm = fitting_batch(500, x[0, 0].numel()), trained.config.norm
+    result = linearity_metrics(trained.model, x, y, radius, metric=metric, norm=norm, batch=batch, seed=seed)
     if as_json:
         print_json({"eps": radius, "norm": trained.config.norm, "seed": seed, "metrics": result})
         return

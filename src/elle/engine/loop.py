@@ -16,7 +16,7 @@ from torch import Tensor
 from elle.config import Config, format_radius, parse_config
 from elle.core.attacks import Norm
 from elle.core.schedules import SCHEDULES
-from elle.data.image_folder import filled_in, training_source
+from elle.data.image_folder import described, filled_in, training_source
 from elle.data.phases import Phase, Timetable
 from elle.data.registry import dataset_statistics, load_dataset
 from elle.data.resident import to_tensors
@@ -43,6 +43,7 @@ from elle.evaluation.evaluate import (
     surviving,
 )
 from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error
+from elle.evaluation.units import fitting_batch
 from elle.methods import Method, configured
 from elle.models.registry import build_model, check_model
 from elle.version import __version__
@@ -116,7 +117,7 @@ class Run:
             clip=_given(config.clip),
             data=config.data,
             eps=_given(config.eps),
-            model=_given(config.model),
+            model=config.model or "",  # a folder's is not known yet
             options=config.options,
         )
         self.images = load_dataset(config.data, config.root, image_size=config.image_size, workers=config.workers)
@@ -238,6 +239,8 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Train what is left, evaluate on the test set, write the weights and the result."""
         self.watcher.started(self.config, self.last_step, self.done)
+        if found := described(self.images, _given(self.config.validation)):
+            self.watcher.said(found)
         if not self.history and self.done == 0:
             self.rewrite()
         with stop_signals() as stopped:
@@ -366,9 +369,7 @@ class Run:
         return record
 
     def _fit(self, batch: int) -> int:
-        """That many images of 32 x 32, fewer larger ones: the memory for them is known to be there, as in a step."""
-        pixels: int = self.images.test.x[0, 0].size
-        return min(batch, max(self.batch, 1024 * 32 * 32 // pixels))
+        return fitting_batch(batch, self.images.test.x[0, 0].size, self.batch)
 
     def collapse(self) -> int | None:
         """The epoch in which this run collapsed for good, as far as its records tell."""

@@ -46,8 +46,8 @@ def _read_safetensors(path: Path) -> Callable[[Tensor], Tensor]:
 
 
 def _write_torchscript(model: nn.Module, x: Tensor, header: Header, path: Path) -> None:
-    traced = torch.jit.trace(model, x)
-    torch.jit.save(traced, path, _extra_files={KEY: json.dumps(header)})  # type: ignore[no-untyped-call]
+    traced = torch.jit.trace(model, x)  # type: ignore[no-untyped-call]
+    torch.jit.save(traced, path, _extra_files={KEY: json.dumps(header)})
 
 
 def _read_torchscript(path: Path) -> Callable[[Tensor], Tensor]:
