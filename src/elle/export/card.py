@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from elle.config import Config, format_radius
+from elle.data.decoding import MARGIN
+from elle.data.registry import find_dataset
 from elle.engine.trained import Trained
 from elle.export.formats import Format
 from elle.version import __version__
@@ -28,14 +30,13 @@ def model_card(
     """What the network is, how it was trained, how robust it was measured to be, and how to load it."""
     config = trained.config.resolved()
     result = _read(directory / "result.json") or {}
-    shape = " x ".join(map(str, header["shape"]))
     parameters = sum(parameter.numel() for parameter in trained.model.parameters())
     facts = {
         "Task": f"classify images into {len(trained.classes)} classes: {_listed(trained.classes)}",
-        "Input": f"float32 [N, {', '.join(map(str, header['shape']))}], pixels in [0, 1], no other preprocessing",
+        "Input": f"float32 [N, {', '.join(map(str, header['shape']))}], pixels in [0, 1]{_cut_out(config)}",
         "Output": f"logits [N, {len(trained.classes)}]",
         "Network": f"`{config.model}`, {parameters:,} parameters, normalisation {_normalisation(header)}",
-        "Data": f"`{config.data}`, trained on images of {shape}",
+        "Data": f"`{config.data}`{_folder(config)}, images of {' x '.join(map(str, header['shape']))}",
         "Method": _method(config),
         "Trained": _training(config, result),
         "Licence": licence or _NO_LICENCE,
@@ -54,6 +55,11 @@ def model_card(
     return "\n".join(lines)
 
 
+def _folder(config: Config) -> str:
+    """The name of the folder the files were in, which tells one set of own images from another."""
+    return f" ({Path(config.root).name})" if config.root and find_dataset(config.data).files else ""
+
+
 def _method(config: Config) -> str:
     words = f"`{config.method}`, eps {format_radius(config.eps or 0)} in {config.norm}"
     return words + (f", lambda {config.weight:g}" if config.weight is not None else "")
@@ -64,6 +70,16 @@ def _training(config: Config, result: Mapping[str, Any]) -> str:
     words = f"{length}, seed {config.seed}, elle {result.get('version', __version__)}"
     collapse = result.get("collapse_epoch")
     return words + (f"; **collapsed in epoch {collapse}**" if collapse is not None else "")
+
+
+def _cut_out(config: Config) -> str:
+    """How a photograph becomes an image of that shape."""
+    if not find_dataset(config.data).files:
+        return ", no other preprocessing"
+    size = config.image_size or 0
+    return (
+        f": the short side of a photograph resized to {round(MARGIN * size)} pixels, its middle {size} x {size} cut out"
+    )
 
 
 def _normalisation(header: Mapping[str, Any]) -> str:
