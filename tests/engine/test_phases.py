@@ -48,7 +48,7 @@ def uninterrupted(root, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Streaming, "batch", noted)
-        train(load_config(words(root, out)))
+        train(load_config(words(root, out, "final=clean,pgd-50-10")))
     return out, seen
 
 
@@ -60,6 +60,7 @@ def test_each_phase_trains_on_its_own_size_and_batch(uninterrupted):
     assert [result["config"][key] for key in ("epochs", "batch", "image_size")] == [5, 4, 24]
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [sum(STEPS[: k + 1]) for k in range(5)]
+    assert result["test"]["pgd-50-10"]["total"] == 8
     assert load_config([], run / "config.toml").phases == ((2, 8, 4), (2, 16, 3), (1, 24, 2))
 
 
