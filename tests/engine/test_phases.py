@@ -2,6 +2,7 @@
 
 import json
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ from elle.config import load_config
 from elle.core.controller import OnOff
 from elle.data.streaming import Streaming
 from elle.engine import checkpoint
+from elle.engine.guard import Guard
 from elle.engine.loop import Run, train
 from elle.engine.step import Step
 from elle.errors import InputError, WorkError
-from elle.methods import METHODS
+from elle.methods import METHODS, configured
 
 from ..data.photographs import write_folder
 from .test_resume import assert_same_run, signal_after_step
@@ -115,12 +117,47 @@ def test_decay_spares_batchnorm_and_biases_if_asked(decay_norm):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2))
     settings = {"eps": 0.1, "momentum": 0.9, "precision": "fp32", "steps_per_epoch": 1, "total_steps": 1}
     step = Step(model, METHODS["fgsm"], None, weight_decay=0.1, decay_norm=decay_norm, **settings)
-    before = [parameter.detach().clone().fill_(1.0) for parameter in model.parameters()]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(1.0)
-            parameter.grad = torch.zeros_like(parameter)
-    step.lr.fill_(1.0)
+            parameter.grad = torch.ones_like(parameter)
+    step.lr.fill_(0.5)
     step.optimizer.step()
-    moved = [not torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True)]
-    assert moved == [True, decay_norm, decay_norm, decay_norm]
+    decayed, spared = 1 - 0.5 * (1 + 0.1), 1 - 0.5
+    weight, *others = (float(parameter.detach().mean()) for parameter in model.parameters())
+    assert weight == pytest.approx(decayed)
+    assert others == pytest.approx([decayed if decay_norm else spared] * 3)
+
+
+def test_a_run_that_goes_back_into_an_earlier_phase_goes_on_as_it_did_before(root, tmp_path, monkeypatch):
+    plain = [word for word in words(root, tmp_path / "plain", "method=fgsm") if not word.startswith("method.")]
+    train(load_config(plain))
+    rolled = []
+
+    def look(guard, position, seconds):
+        if guard.run.done == 8 and not rolled:
+            guard.tensors = {name: value.detach().clone() for name, value in guard.run.step.state().items()}
+            guard.step = 8
+        if guard.run.done == 13 and not rolled:
+            rolled.append(guard.run.batch)
+            guard._roll_back(guard.tensors, seconds, guard.run.step.method)
+            return True
+        return False
+
+    monkeypatch.setattr(Guard, "due", lambda guard: True)
+    monkeypatch.setattr(Guard, "look", look)
+    train(load_config([*plain, f"out={tmp_path / 'rolled'}"]))
+    assert rolled == [3]
+    assert_same_run(tmp_path / "rolled", tmp_path / "plain")
+
+
+def test_the_documented_command_is_the_paper_s_imagenet_run():
+    page = (Path(__file__).parent.parent.parent / "docs" / "streaming.md").read_text()
+    (line,) = [line for line in page.splitlines() if "phases=" in line and line.startswith("elle train")]
+    config = load_config([word for word in line.split() if "=" in word]).resolved()
+    assert config.phases == ((6, 128, 512), (6, 224, 224), (3, 288, 128))
+    assert (config.epochs, config.image_size, config.clip, config.decay_norm) == (15, 288, True, False)
+    assert (config.model, config.weight_decay, config.final) == ("resnet50", 1e-4, "clean,pgd-50-10")
+    options = {"weight": {"history": 500, "ramp": 2500}, "regulariser": {"power": "smooth-l1"}}
+    method = configured("n-fgsm+elle-a", weight=config.weight, clip=True, data="imagenet", options=options)
+    assert (method.weight.history, method.weight.ramp, method.regulariser.power) == (500, 2500, "smooth-l1")
