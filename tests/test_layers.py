@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": {"core", "errors", "version"},
     "experiments": {"config", "core", "errors", "methods"},
     "engine": {"config", "core", "data", "errors", "evaluation", "methods", "models", "version"},
+    "export": {"config", "data", "engine", "errors", "version"},
     "progress": {"config", "engine"},
     "scalars": {"engine", "errors"},
     "watch": {"config", "experiments"},
@@ -32,17 +33,18 @@ ALLOWED: dict[str, set[str]] = {
     "cli_evaluation": {"config", "engine", "errors", "evaluation", "printing"},
     "cli_bench": {"engine", "errors", "experiments", "methods", "models", "printing"},
     "cli_recipes": {"config", "engine", "errors", "experiments", "printing", "progress"},
+    "cli_export": {"export", "printing"},
     "cli": {
-        "cli_bench", "cli_data", "cli_evaluation", "cli_recipes", "config", "data", "demo", "doctor", "engine",
-        "errors", "evaluation", "experiments", "methods", "models", "printing", "progress", "scalars", "version",
-        "watch",
+        "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_recipes", "config", "data", "demo", "doctor",
+        "engine", "errors", "evaluation", "experiments", "methods", "models", "printing", "progress",
+        "scalars", "version", "watch",
     },
     "__init__": {"core", "engine", "evaluation", "methods", "plugin", "version"},
     "__main__": {"cli"},
 }  # fmt: skip
 WITHOUT_TORCH = {
     "version", "errors", "published", "config", "experiments", "demo", "progress", "printing",
-    "watch", "scalars", "cli_bench", "cli_data", "cli_evaluation", "cli_recipes", "cli", "__init__",
+    "watch", "scalars", "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_recipes", "cli", "__init__",
 }  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elle import cli_bench, cli_evaluation, cli_recipes
+from elle import cli_bench, cli_evaluation, cli_export, cli_recipes
 from elle.cli_data import app as data_app
 from elle.cli_data import list_datasets
 from elle.config import KEYS, check_radius, load_config, parse_radius, parse_words
@@ -219,6 +219,7 @@ app.command()(cli_recipes.recipes)
 app.command("show-schedule")(cli_recipes.show_schedule)
 app.command()(cli_recipes.tune)
 app.command()(cli_bench.bench)
+app.command()(cli_export.export)
 
 
 @app.command()
@@ -240,7 +241,10 @@ def metrics(
 
     parse_metrics(metric)
     trained, x, y, radius = _trained(directory, eps, limit, root, device)
-    result = linearity_metrics(trained.model, x, y, radius, metric=metric, norm=trained.config.norm, seed=seed)
+    from elle.evaluation.units import fitting_batch
+
+    batch, norm = fitting_batch(500, x[0, 0].numel()), trained.config.norm
+    result = linearity_metrics(trained.model, x, y, radius, metric=metric, norm=norm, batch=batch, seed=seed)
     if as_json:
         print_json({"eps": radius, "norm": trained.config.norm, "seed": seed, "metrics": result})
         return

@@ -69,6 +69,8 @@ class OnOff:
     """
     every: int = 1
     """The error is measured at every so-many-th step; those between have no penalty and leave the weight as it is."""
+    ramp: int = 0
+    """Steps over which the weight it jumps to rises from 0, anew in each phase (the ImageNet scripts: 2,500)."""
 
     def __post_init__(self) -> None:
         _check_weight(self.value, self.every)
@@ -82,11 +84,15 @@ class OnOff:
             raise ValueError(f"negligible is {self.negligible}; it must be from 0 to 1")
         if self.negligible and not self.next_step:
             raise ValueError("negligible needs next_step=true: a step must know its weight before it begins")
+        if self.ramp < 0:
+            raise ValueError(f"ramp is {self.ramp}; it is a number of steps, 0 or more")
 
     def start(self, device: torch.device | str = "cpu") -> State:
         """The state before the first step."""
         state = Constant(0).start(device)
         state["count"] = torch.zeros((), device=device)
+        if self.ramp:
+            state["since"] = torch.zeros((), device=device)
         if self.history is None:
             # Welford's running mean and sum of squared deviations: the whole history in two numbers.
             return state | {"mean": torch.zeros((), device=device), "spread": torch.zeros((), device=device)}
@@ -98,12 +104,25 @@ class OnOff:
         mean, deviation = self._statistics(state)
         enough = state["count"] > 2
         threshold = torch.where(enough, mean + self.sensitivity * deviation, torch.inf)
-        weight = torch.where(error > threshold, self.value, self.decay * state["weight"])
+        since, highest = self._ramped(state)
+        weight = torch.where(error > threshold, highest, self.decay * state["weight"])
         # An overflow in half precision may trigger the jump but must not spoil the statistics for good.
         remembered = self._remember(state, error)
         finite = error.isfinite()
         kept = {name: torch.where(finite, value, state[name]) for name, value in remembered.items()}
-        return kept | {"weight": weight, "threshold": threshold}
+        return kept | since | {"weight": weight, "threshold": threshold}
+
+    def _ramped(self, state: State) -> tuple[State, Tensor | float]:
+        """The steps of this phase with the one at hand, and the weight that it may jump to."""
+        if not self.ramp:
+            return {}, self.value
+        since = state["since"] + 1
+        return {"since": since}, self.value * (since / self.ramp).clamp(max=1)
+
+    def begin_phase(self, state: State) -> None:
+        """Have the ramp start anew, in place."""
+        if self.ramp:
+            state["since"].zero_()
 
     def acting(self, before: State, after: State) -> Tensor:
         """The weight of a step, from the states before and after it saw the step's error."""

@@ -133,7 +133,7 @@ class Guard:
         if method.weight is not None:
             # At its maximum at once: what comes next from this state is known.
             run.step.rule["weight"].fill_(method.weight.value)
-        if run.done % run.steps_per_epoch == 0:
+        if run.timetable.place(run.done)[1] == 0:
             run.step.position.zero_()
         readings = self.monitor.forget(run.done)
         run.rewrite()

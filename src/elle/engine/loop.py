@@ -16,7 +16,8 @@ from torch import Tensor
 from elle.config import Config, format_radius, parse_config
 from elle.core.attacks import Norm
 from elle.core.schedules import SCHEDULES
-from elle.data.image_folder import filled_in, training_source
+from elle.data.image_folder import described, filled_in, training_source
+from elle.data.phases import Phase, Timetable
 from elle.data.registry import dataset_statistics, load_dataset
 from elle.data.resident import to_tensors
 from elle.data.sources import ImageSet
@@ -43,8 +44,9 @@ from elle.evaluation.evaluate import (
     surviving,
 )
 from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error
+from elle.evaluation.units import fitting_batch
 from elle.methods import Method, configured
-from elle.models.registry import build_model
+from elle.models.registry import build_model, check_model
 from elle.version import __version__
 
 Record = dict[str, Any]
@@ -116,7 +118,7 @@ class Run:
             clip=_given(config.clip),
             data=config.data,
             eps=_given(config.eps),
-            model=_given(config.model),
+            model=config.model or "",  # a folder's is not known yet
             options=config.options,
         )
         self.images = load_dataset(config.data, config.root, image_size=config.image_size, workers=config.workers)
@@ -126,6 +128,7 @@ class Run:
         self.step, self.tracked = self._parts(self.images)
         if config.compile == "graph" and self.device.type != "cuda":
             raise InputError("compile=graph needs an NVIDIA GPU; leave it out or set compile=off")
+        self.step_shape = self.timetable.batch(0), self.timetable.size(0)
         self.run_step = self._runnable()
         self.guard = Guard(self)
         self.schedule = SCHEDULES[_given(config.schedule)]
@@ -143,16 +146,20 @@ class Run:
             seed=config.seed,
             batch=_given(config.batch),
             epochs=_given(config.epochs),
+            phases=config.phases,
             crop=_given(config.crop),
             flip=_given(config.flip),
             loading=config.loading,
             workers=config.workers,
             cache=config.cache,
         )
-        self.batch = min(_given(config.batch), len(data))
-        self.steps_per_epoch = len(data) // self.batch
-        self.total_steps = self.steps_per_epoch * _given(config.epochs)
         shape = images.test.x.shape
+        phases = config.phases or (Phase(_given(config.epochs), shape[-1], _given(config.batch)),)
+        self.timetable = Timetable(phases, len(data))
+        self.batch, self.steps_per_epoch = self.timetable.batch(0), self.timetable.steps(0)
+        self.total_steps = self.timetable.total_steps
+        if config.phases and self.method.replays > 1:
+            raise InputError(f"phases: {self.method.name} keeps its batch for several steps; it trains in one phase")
         model = build_model(
             _given(config.model),
             (shape[1], shape[2], shape[3]),
@@ -160,6 +167,8 @@ class Run:
             activation=config.activation,
             normalise=dataset_statistics(config.data, images.train) if config.normalise == "dataset" else None,
         )
+        for size in {phase.image_size for phase in config.phases or ()}:
+            check_model(model, _given(config.model), (shape[1], size, size), len(images.classes))
         self.method.check(model)
         model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         step = Step(
@@ -169,8 +178,9 @@ class Run:
             eps=_given(config.eps),
             momentum=config.momentum,
             weight_decay=config.weight_decay,
+            decay_norm=config.decay_norm,
             precision=self.precision,
-            steps_per_epoch=self.steps_per_epoch,
+            steps_per_epoch=self.timetable.longest_epoch,
             total_steps=self.total_steps,
             memory=config.memory,
         )
@@ -222,7 +232,7 @@ class Run:
         if self.guard.monitor is not None:
             checkpoint.write_lines(self.directory / "probes.jsonl", self.guard.monitor.readings)
         steps = checkpoint.read_lines(self.directory / "steps.jsonl")
-        whole = [line for line in steps if line["epoch"] <= self.done // self.steps_per_epoch]
+        whole = [line for line in steps if line["epoch"] <= self.timetable.place(self.done)[0]]
         checkpoint.write_lines(self.directory / "steps.jsonl", whole)
         for newer in checkpoint.checkpoints(self.directory):
             if newer.name > checkpoint.checkpoint_path(self.directory, self.done).name:
@@ -237,23 +247,26 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Train what is left, evaluate on the test set, write the weights and the result."""
         self.watcher.started(self.config, self.last_step, self.done)
+        if found := described(self.images, _given(self.config.validation)):
+            self.watcher.said(found)
         if not self.history and self.done == 0:
             self.rewrite()
             self.guard.start()
         with stop_signals() as stopped:
             while self.done < self.last_step:
                 self._epoch(stopped)
-        if part := self.done % self.steps_per_epoch:
+        epoch, part = self.timetable.place(self.done)
+        if part:
             # Cut inside an epoch: recorded but not in the checkpoint, from where a longer run continues the epoch.
-            self._record(self.done // self.steps_per_epoch, self.step.records[:part].cpu())
+            self._record(epoch, self.step.records[:part].cpu())
         return self._result()
 
     def _epoch(self, stopped: Callable[[], str | None]) -> None:
-        epoch, first = divmod(self.done, self.steps_per_epoch)
+        epoch, first = self.timetable.place(self.done)
+        self._enter(epoch, first)
         started = time.perf_counter()
         for k in range(first, self.steps_per_epoch):
-            # The middle of the step, so that neither the first nor the last one has rate 0.
-            fraction = (self.done + 0.5) / self.total_steps
+            fraction = self.timetable.share(self.done)
             self.step.lr.fill_(_given(self.config.lr) * self.schedule.rate(fraction))
             self.step.eps.fill_(_given(self.config.eps) * self.schedule.eps(fraction))
             self.run_step(self._batch())
@@ -276,6 +289,16 @@ class Run:
         if stopped():
             self._stop(stopped())
 
+    def _enter(self, epoch: int, first: int) -> None:
+        """Go on in this epoch's phase: a captured step holds one batch and image size, so another is captured anew."""
+        timetable = self.timetable
+        shape = timetable.batch(epoch), timetable.size(epoch)
+        if shape != self.step_shape:
+            self.step_shape, self.batch, self.steps_per_epoch = shape, shape[0], timetable.steps(epoch)
+            self.run_step = self._runnable()
+        if first == 0 and timetable.starts_phase(epoch):
+            self.step.begin_phase()
+
     def _stage(self, epoch: int, step: int) -> None:
         """Have the batch ready; where that fails (a damaged file, a dead worker), what is trained is saved first."""
         try:
@@ -291,7 +314,7 @@ class Run:
 
     def _batch(self) -> Tensor:
         """The images of the next step; a method that replays its batches passes over the set more slowly."""
-        turn, place = divmod(self.done // self.method.replays, self.steps_per_epoch)
+        turn, place = self.timetable.place(self.done // self.method.replays)
         if self.order is None or self.order[0] != turn:
             self.order = turn, self.step.data.order(self.config.seed, turn)
         self._stage(turn, place)
@@ -318,7 +341,7 @@ class Run:
         self.history.append(record)
         checkpoint.append_line(self.directory / "metrics.jsonl", record)
         checkpoint.append_line(self.directory / "steps.jsonl", _columns(epoch + 1, self.done, rows))
-        if self.done % self.steps_per_epoch == 0:
+        if self.timetable.place(self.done)[1] == 0:
             self.epoch_seconds = 0.0
             self.step.position.zero_()
             self.save()
@@ -357,9 +380,7 @@ class Run:
         return record
 
     def _fit(self, batch: int) -> int:
-        """That many images of 32 x 32, fewer larger ones: the memory for them is known to be there, as in a step."""
-        pixels: int = self.images.test.x[0, 0].size
-        return min(batch, max(self.batch, 1024 * 32 * 32 // pixels))
+        return fitting_batch(batch, self.images.test.x[0, 0].size, self.batch)
 
     def collapse(self) -> int | None:
         """The epoch in which this run collapsed for good, as far as its records tell."""

@@ -42,6 +42,7 @@ class Step:
         eps: float,
         momentum: float,
         weight_decay: float,
+        decay_norm: bool = True,
         precision: Precision,
         steps_per_epoch: int,
         total_steps: int,
@@ -53,8 +54,11 @@ class Step:
         self.lr = torch.zeros((), device=device)
         # In double, as a number of Python's is: a float32 one would round twice, and other points would be attacked.
         self.eps = torch.tensor(eps, dtype=torch.float64, device=device)
+        decayed = [one for one in model.parameters() if decay_norm or one.dim() > 1]
+        spared = [one for one in model.parameters() if not decay_norm and one.dim() <= 1]
+        groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
         self.optimizer = torch.optim.SGD(
-            model.parameters(), lr=self.lr, momentum=momentum, weight_decay=weight_decay, fused=True
+            [group for group in groups if group["params"]], lr=self.lr, momentum=momentum, fused=True
         )
         if momentum:
             for parameter in model.parameters():
@@ -83,6 +87,11 @@ class Step:
         self.method = method
         self.rule = method.weight.start(self.device) if method.weight is not None else {}
         self.blocks = blocks_to_recompute(self.model, method) if self.memory == "low" else []
+
+    def begin_phase(self) -> None:
+        """What starts anew with a phase of the run."""
+        if isinstance(self.method.weight, OnOff):
+            self.method.weight.begin_phase(self.rule)
 
     def __call__(self, index: Tensor, penalty: Penalty = "trained") -> None:
         """Train on the images at `index` [B]."""

@@ -61,10 +61,9 @@ def course(runs: Sequence[RunDirectory], names: Sequence[str]) -> list[Chart]:
 
 def _series(run: RunDirectory, name: str, key: str) -> list[Series]:
     """A quantity of a run, and of each stretch that a rollback has undone."""
-    length = run.steps_per_epoch or 1
     undone = [event["probes"] for event in run.events if event["event"] == "rollback" and event["probes"]]
     stretches = [
-        Series(f"{name}, undone", [one["step"] / length for one in probes], [one[key] for one in probes])
+        Series(f"{name}, undone", [run.epoch_of(one["step"]) for one in probes], [one[key] for one in probes])
         for probes in undone
         if key in probes[0]
     ]
@@ -73,9 +72,8 @@ def _series(run: RunDirectory, name: str, key: str) -> list[Series]:
 
 def _values(run: RunDirectory, key: str) -> tuple[list[float], list[float | None]]:
     """A quantity over the epochs: of the monitor's looks, or of the records where it does not look at it."""
-    length = run.steps_per_epoch or 1
     if run.probes and key in run.probes[0]:
-        return [one["step"] / length for one in run.probes], [one[key] for one in run.probes]
+        return [run.epoch_of(one["step"]) for one in run.probes], [one[key] for one in run.probes]
     column = {"multi": run.multi_step() or "", "single": "accuracy", "error": "tracked_error"}.get(key, key)
     rows = [record for record in run.records if column in record]
     return [float(record["epoch"]) for record in rows], [_mean(record[column]) for record in rows]
@@ -88,10 +86,9 @@ def _mean(value: Any) -> float | None:
 
 def falls(run: RunDirectory) -> list[float]:
     """The epochs at which the monitor, or the records, saw a collapse begin."""
-    length = run.steps_per_epoch or 1
-    seen = [event["since"] / length for event in run.events if event["event"] == "collapse" and "since" in event]
+    seen = [run.epoch_of(event["since"]) for event in run.events if event["event"] == "collapse" and "since" in event]
     step = run.collapse_step()
-    return seen or ([] if step is None else [step / length])
+    return seen or ([] if step is None else [run.epoch_of(step)])
 
 
 def weight_evolution(run: RunDirectory, name: str) -> list[Chart]:
