@@ -239,10 +239,17 @@ def test_the_stronger_method(settings):
     config = settings("clip=true").resolved()
     first = strengthened(METHODS["n-fgsm"], config)
     assert (first.name, first.attack, first.weight) == ("n-fgsm+elle-a", METHODS["n-fgsm"].attack, OnOff(100))
-    assert (first.regulariser.share, first.regulariser.clip) == (SHARE, True)
-    third = strengthened(strengthened(first, config), config)
-    assert (third.weight, third.regulariser.share) == (OnOff(400), 4 * SHARE)
-    assert strengthened(third, config).regulariser.share == 1
+    # Of 64 images an eighth would be 8: too few.
+    assert (first.regulariser.share, first.regulariser.clip) == (16 / 64, True)
+    second = strengthened(first, config)
+    assert (second.weight, second.regulariser.share) == (OnOff(200), 32 / 64)
+    third = strengthened(second, config)
+    assert strengthened(third, config).regulariser.share == third.regulariser.share == 1
+    shares = [
+        strengthened(METHODS["fgsm"], config.model_copy(update={"batch": batch})).regulariser.share
+        for batch in (8, 128, 512)
+    ]
+    assert shares == [1, SHARE, SHARE]
     assert strengthened(METHODS["elle"], config).weight.value == 2 * METHODS["elle"].weight.value
 
 

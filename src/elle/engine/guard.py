@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 MAX_ROLLBACKS = 3
 """A run that collapses once more after so many rollbacks stops."""
-SHARE = 0.125
-"""Share of the batch for which the penalty that the guard switches on is computed: dear enough to act, cheap to pay."""
+SHARE, LEAST = 0.125, 16
+"""Share of the batch for which the penalty that the guard switches on is computed, cheap to pay; and the images that it
+is at least, because the mean over fewer is noise that throws training back."""
 _PREFIX = "healthy."
 
 
@@ -207,5 +208,7 @@ def strengthened(method: Method, config: Config) -> Method:
         return dataclasses.replace(method, weight=rule, regulariser=measured)
     weight = find_dataset(config.data).weights["elle-a"]
     value = weight(config.eps or 0.0, config.schedule or "") if callable(weight) else weight
-    error = Linearity(norm=config.norm, clip=bool(config.clip), share=SHARE)
+    error = Linearity(
+        norm=config.norm, clip=bool(config.clip), share=min(1.0, max(SHARE, LEAST / (config.batch or LEAST)))
+    )
     return dataclasses.replace(method.with_penalty("elle-a"), regulariser=error, weight=OnOff(value))
