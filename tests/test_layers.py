@@ -30,8 +30,9 @@ ALLOWED: dict[str, set[str]] = {
     "printing": set(),
     "cli_data": {"config", "data", "printing"},
     "cli_evaluation": {"config", "engine", "errors", "evaluation", "printing"},
+    "cli_sweep": {"errors", "experiments", "printing"},
     "cli": {
-        "cli_data", "cli_evaluation", "config", "data", "demo", "doctor", "engine", "errors", "evaluation",
+        "cli_data", "cli_evaluation", "cli_sweep", "config", "data", "demo", "doctor", "engine", "errors", "evaluation",
         "experiments", "methods", "models", "printing", "progress", "scalars", "version", "watch",
     },
     "__init__": {"core", "engine", "evaluation", "methods", "plugin", "version"},
@@ -39,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
 }  # fmt: skip
 WITHOUT_TORCH = {
     "version", "errors", "published", "config", "experiments", "demo", "progress", "printing",
-    "watch", "scalars", "cli_data", "cli_evaluation", "cli", "__init__",
+    "watch", "scalars", "cli_data", "cli_evaluation", "cli_sweep", "cli", "__init__",
 }  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elle import cli_evaluation
+from elle import cli_evaluation, cli_sweep
 from elle.cli_data import app as data_app
 from elle.cli_data import list_datasets
 from elle.config import KEYS, check_radius, load_config, parse_radius, parse_words
@@ -188,30 +188,8 @@ def plot(
         print(f"{len(write_figures(figures, drawn))} files are in {figures}")
 
 
-@app.command()
-def report(
-    directories: RunDirectories,
-    delayed: Annotated[
-        bool, typer.Option("--delayed", help="Up to which eps, and for how many epochs, each method holds.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Say what a set of runs shows together.
-
-    Example: elle report --delayed runs/*
-    """
-    from elle.experiments.delayed import COLUMNS, delayed_collapse, describe
-    from elle.experiments.rundir import open_run
-
-    if not delayed:
-        raise InputError("nothing to report; ask for --delayed")
-    rows = delayed_collapse([open_run(directory) for directory in directories])
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(COLUMNS, [describe(row) for row in rows])
-
-
+app.command()(cli_sweep.sweep)
+app.command()(cli_sweep.report)
 app.command()(cli_evaluation.evaluate)
 app.command()(cli_evaluation.compare)
 app.command()(cli_evaluation.show)
