@@ -156,7 +156,7 @@ def plot(
     directories: RunDirectories,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("plot.html"),
     figures: Annotated[
-        Path | None, typer.Option(help="A folder for each figure as SVG, and as PNG where elle-at[png] is installed.")
+        Path | None, typer.Option(help="A folder for each figure as SVG; PNG and PDF with elle-at[png].")
     ] = None,
     before: Annotated[Path | None, typer.Option(help="Draw the loss surface of this checkpoint of the run ...")] = None,
     after: Annotated[Path | None, typer.Option(help="... and of this one; otherwise around its collapse.")] = None,
@@ -167,7 +167,8 @@ def plot(
 
     Example: elle plot runs/a runs/b --out page.html
     """
-    from elle.experiments.pictures import unique_names, write_figures, write_pictures
+    from elle.experiments.figure import write_figures
+    from elle.experiments.pictures import unique_names, write_pictures
     from elle.experiments.rundir import open_run
 
     if (before is None) != (after is None):

@@ -72,6 +72,8 @@ def sweep(
     if as_json:
         print_json(_rows(items))
     _conclude(items, folder)
+    if not as_json:
+        print(f"{len(items)} runs in {folder} are finished: elle report {recipe}{f' {out}' if out else ''}")
 
 
 def _local(slots: int, gpus: list[int]) -> Executor:
@@ -130,10 +132,11 @@ def report(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="RECIPE|DIR...", help="A recipe, and folders of its runs (otherwise runs/RECIPE); or run directories."
+            metavar="RECIPE|DIR...",
+            help="A recipe, with folders of its runs (otherwise runs/RECIPE); or runs.",
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Where the report goes; otherwise report/ in the runs' folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where it goes; otherwise report/ in the runs' folder.")] = None,
     delayed: Annotated[
         bool, typer.Option("--delayed", help="Up to which eps, and for how many epochs, each method holds.")
     ] = False,
@@ -146,7 +149,8 @@ def report(
     if delayed:
         _delayed([Path(source) for source in sources], as_json)
         return
-    from elle.experiments.report import gather, write_report
+    from elle.experiments.collected import gather
+    from elle.experiments.report import write_report
 
     runs = gather(sources)
     written = write_report(runs, out or runs.folder / "report")

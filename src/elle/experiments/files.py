@@ -22,7 +22,9 @@ def write_bytes(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as problem:
-        raise WorkError(f"could not write {path}: {problem.strerror}; what was there before is untouched") from None
+        raise WorkError(
+            f"could not write {path}: {problem.strerror or problem}; what was there before is untouched"
+        ) from None
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -88,7 +88,15 @@ def cells(item: Item) -> list[Any]:
     """A run's row of the table."""
     config = item.config
     epochs = f"{item.epochs_done:g}/{config.epochs}"
-    return [item.name, config.method, format_radius(config.eps or 0), str(config.seed), epochs, item.state, Text(item.said)]
+    return [
+        item.name,
+        config.method,
+        format_radius(config.eps or 0),
+        str(config.seed),
+        epochs,
+        item.state,
+        Text(item.said),
+    ]
 
 
 def duration(seconds: float) -> str:
