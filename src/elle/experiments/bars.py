@@ -59,10 +59,10 @@ def draw_bars(bars: Bars, names: Sequence[str] = ()) -> str:
             path = f"M{low:.1f} {middle:.1f}H{end:.1f}M{low:.1f} {middle - 4:.1f}v8M{end:.1f} {middle - 4:.1f}v8"
             body.append(f'<path class="ink-line" stroke="{INKS["ink"]}" stroke-width="1.3" d="{path}"/>')
         body.append(_text(left - 7, top + _BAR - 4, bar.name[:_MAX_NAME], "end", "ink"))
-        body.append(_text(end + 6, top + _BAR - 4, f"{bar.value:.3g}", "start", "ink"))
+        body.append(_text(end + 6, top + _BAR - 4, _number(bar.value), "start", "ink"))
     label = f"{bars.x_label} ({axis.factor})" if axis.factor else bars.x_label
     body.append(_text((left + right) / 2, bottom + 38, label, "middle", "soft"))
-    described = "; ".join(f"{bar.name}: {bar.value:.3g}" for bar in bars.bars)
+    described = "; ".join(f"{bar.name}: {_number(bar.value)}" for bar in bars.bars)
     head = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0f} {bottom + 46:.0f}" class="chart" role="img"'
     return "\n".join(
         [
@@ -72,6 +72,10 @@ def draw_bars(bars: Bars, names: Sequence[str] = ()) -> str:
             "</svg>",
         ]
     )
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _text(x: float, y: float, text: str, anchor: str, kind: str) -> str:

@@ -129,7 +129,7 @@ def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
     recipe = recipe or _recipe_of(folders)
     runs = [open_run(path) for path in paths]
     if recipe is not None:
-        places = {run.name: place for run in runs if (place := _place(run, recipe)) is not None}
+        places = _places(runs, recipe)
         if not places:
             raise InputError(f"none of the {len(runs)} runs in {folders[0]} belongs to recipe {recipe.name}")
         runs = sorted((run for run in runs if run.name in places), key=lambda run: (places[run.name], run.config.seed))
@@ -167,11 +167,14 @@ def _recipe_of(folders: Sequence[Path]) -> Recipe | None:
         return None
 
 
-def _place(run: RunDirectory, recipe: Recipe) -> int | None:
-    """Which setting of the recipe it is, by its own or by its folder's name: image folders fill in more settings."""
-    ids = [run_id(config.model_copy(update={"seed": run.config.seed})) for config in recipe.runs(1)]
-    own, named = run_id(run.config), run.name.rpartition("-")[2]
-    return next((place for place, one in enumerate(ids) if one == own or one[:8] == named), None)
+def _places(runs: Sequence[RunDirectory], recipe: Recipe) -> dict[str, int]:
+    """Which setting of the recipe each run is: by its own settings, or by its name, as image folders fill in more."""
+    known: dict[str, int] = {}
+    configs = recipe.runs(1)
+    for seed in {run.config.seed for run in runs}:
+        known |= {run_id(one.model_copy(update={"seed": seed}))[:8]: place for place, one in enumerate(configs)}
+    keys = {run.name: (run_id(run.config)[:8], run.name.rpartition("-")[2]) for run in runs}
+    return {name: known[key] for name, pair in keys.items() for key in pair if key in known}
 
 
 def _without_seed(config: Config) -> str:

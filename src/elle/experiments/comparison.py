@@ -46,7 +46,7 @@ class Comparison:
     @property
     def verdict(self) -> str:
         if self.score.collapsed or self.expected.collapsed:
-            who = {(True, True): "both", (True, False): "only ours", (False, True): "only the paper's"}
+            who = {(True, True): "both", (True, False): "ours", (False, True): "paper's"}
             return f"{who[self.score.collapsed, self.expected.collapsed]} collapsed"
         return {True: "inside", False: "outside", None: "no std"}[self.inside]
 

@@ -55,12 +55,13 @@ thead th { border-bottom: 1.5px solid var(--axis); font-size: .9rem; font-weight
   white-space: normal; vertical-align: bottom }
 thead span { white-space: nowrap }
 tbody th { font-weight: 600 }
+th:first-child { position: sticky; left: 0; background: var(--paper) }
 tbody tr { border-bottom: 1px solid var(--grid) }
 .number { text-align: right }
 td.collapsed { background: var(--bad-shade); color: var(--bad) }
 td u { text-underline-offset: .2em }
 .tables-note { margin: -1.6rem 0 2.25rem; font-size: .9rem; color: var(--soft) }
-tr.bad { background: var(--bad-shade) }
+tr.bad, tr.bad th:first-child { background: var(--bad-shade) }
 tr.bad th:first-child { box-shadow: inset 3px 0 var(--bad) }
 .tag { margin-left: .5em; font-size: .78rem; font-weight: 600; color: var(--bad) }
 footer { padding-top: 1rem; padding-bottom: 2.5rem; font-size: .88rem; color: var(--soft) }

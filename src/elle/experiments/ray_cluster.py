@@ -6,6 +6,7 @@ run whose node is lost continues elsewhere from what came back. Nodes share no d
 
 from __future__ import annotations
 
+import logging
 import socket
 import tempfile
 import time
@@ -62,12 +63,12 @@ class RayExecutor:
             raise InputError("--on ray needs Ray: pip install 'elle-at[ray]'") from None
         self.ray: Any = ray
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
         except (ConnectionError, ValueError, RuntimeError) as problem:
             first = str(problem).strip().splitlines()[0]
             raise InputError(f"no Ray cluster at {address}: {first}; start one with `ray start --head`") from None
         if gpus is None:
-            gpus = 1.0 if ray.cluster_resources().get("GPU") else 0.0
+            gpus = 1.0 if self.ray.cluster_resources().get("GPU") else 0.0
         self.slots, self.retries, self.every = slots or UNLIMITED, retries, every
         # We resubmit ourselves, with what has come back: Ray's own retry would begin at the first step.
         options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 0, "num_returns": "streaming"}

@@ -56,7 +56,7 @@ def _table(settings: Sequence[Setting], layout: Layout, metric: str, panel: str)
         marks |= _marks(rivals, reference, metric in LOWER_IS_BETTER)
     unit = UNITS.get(metric, "%")
     caption = f"{metric_name(metric)}, {unit}" + (f": {panel}" if panel else "")
-    return Table(caption, (layout.rows, *columns), rows, marks=marks, note=LEGEND)
+    return Table(caption, (f"{layout.rows} \\ {layout.columns}", *columns), rows, marks=marks, note=LEGEND)
 
 
 def _marks(
@@ -83,21 +83,20 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
         error = one.joint_error
         rows.append(
             [
-                layout.full(one.setting),
-                metric_name(one.expected.metric),
+                f"{layout.full(one.setting)}: {metric_name(one.expected.metric)}",
                 written(one.score),
                 paper,
                 f"{one.difference:+.2f}",
+                one.verdict,
                 "-" if error is None else f"{2 * error:.2f}",
                 str(one.score.count),
-                one.verdict,
             ]
         )
         if one.score.collapsed:
-            marks[number, 2] = "collapsed"
+            marks[number, 1] = "collapsed"
         if one.expected.collapsed:
-            marks[number, 3] = "collapsed"
-    columns = ("Setting", "Number", "Ours", "Paper", "Difference", "2 joint SE", "Seeds", "Verdict")
+            marks[number, 2] = "collapsed"
+    columns = ("Setting", "Ours", "Paper", "Difference", "Verdict", "2 joint SE", "Seeds")
     return Table(
         "Our numbers beside the paper's",
         columns,

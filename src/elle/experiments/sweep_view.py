@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -26,9 +25,7 @@ class SweepView:
 
     def __init__(self, items: Sequence[Item], to_stderr: bool = False) -> None:
         self.items = items
-        # A log file wants whole lines: no wrapping where no terminal sets a width.
-        stream = sys.stderr if to_stderr else sys.stdout
-        self.console = Console(stderr=to_stderr, highlight=False, width=None if stream.isatty() else 200)
+        self.console = Console(stderr=to_stderr, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
         self.started = self.drawn = time.monotonic()
         self.epochs_before = sum(item.epochs_done for item in items)
@@ -51,7 +48,7 @@ class SweepView:
             for item in self.items:
                 if self.told[item.name] != item.state:
                     self.told[item.name] = item.state
-                    self.console.print(self._line(item), markup=False)
+                    self.console.print(self._line(item), markup=False, soft_wrap=True)
         elif changed or time.monotonic() - self.drawn > 1:
             self.drawn = time.monotonic()
             self.live.update(self._table(), refresh=True)
