@@ -194,7 +194,7 @@ def test_mistakes_are_told_in_a_line(tmp_path, folder):
 def test_the_verdicts_stand_beside_both_numbers(collected):
     table = comparison_table(compare(collected), lay_out(collected))
     assert list(table.rows[1]) == [
-        *("fgsm, eps 16/255: AutoAttack", "0.00 ± 0.00", "0.01 ± 0.01", "-0.01", "both collapsed", "0.01", "3"),
+        *("fgsm, eps 16/255", "0.00 ± 0.00", "0.01 ± 0.01", "-0.01", "both collapsed", "0.01", "3"),
     ]
     assert table.marks[1, 1] == table.marks[1, 2] == "collapsed"
 

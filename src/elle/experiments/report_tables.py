@@ -78,12 +78,14 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
     """Ours, the paper's, the difference, and whether chance explains it."""
     rows = []
     marks: dict[tuple[int, int], Mark] = {}
+    metrics = {one.expected.metric for one in comparisons}
+    alone = metric_name(metrics.pop()) if len(metrics) == 1 else ""
     for number, one in enumerate(comparisons):
         paper = f"{one.expected.value:.2f}" + ("" if one.expected.std is None else f" \u00b1 {one.expected.std:.2f}")
         error = one.joint_error
         rows.append(
             [
-                f"{layout.full(one.setting)}: {metric_name(one.expected.metric)}",
+                layout.full(one.setting) + ("" if alone else f": {metric_name(one.expected.metric)}"),
                 written(one.score),
                 paper,
                 f"{one.difference:+.2f}",
@@ -96,13 +98,13 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
             marks[number, 1] = "collapsed"
         if one.expected.collapsed:
             marks[number, 2] = "collapsed"
-    columns = ("Setting", "Ours", "Paper", "Difference", "Verdict", "2 joint SE", "Seeds")
+    columns = ("Setting", "Ours", "Paper", "Difference", "Verdict", "2 SE", "Seeds")
     return Table(
-        "Our numbers beside the paper's",
+        f"{alone or 'Numbers'}: ours beside the paper's",
         columns,
         rows,
         marks=marks,
-        note="SE: standard error of the difference, from the std over seeds on both sides (three in the paper); "
+        note="SE: joint standard error of the difference, from the std over seeds on both sides (three in the paper); "
         "where one side has no std, the other's stands for it. \u2020 red: collapsed.",
     )
 
