@@ -137,6 +137,15 @@ def test_one_sweep_a_folder(tmp_path, elle, monkeypatch):
     assert not is_held(tmp_path / "runs" / "tiny", ".sweep.lock")
 
 
+def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path, elle, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.chdir(tmp_path)
+    tiny_recipe(tmp_path)
+    outcome = elle("sweep", "tiny.toml", "--on", "ray", "--address", "127.0.0.1:1")
+    assert outcome.code == 2
+    assert outcome.err.startswith("elle: no Ray cluster at 127.0.0.1:1 (")
+
+
 class Fake:
     """An executor whose runs end at once, or never."""
 

@@ -50,6 +50,13 @@ def train_remotely(name: str, values: dict[str, Any], parcel: bytes, every: floa
                 process.wait()
 
 
+def _reach(address: str) -> None:
+    """Try HOST:PORT for a few seconds: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=5).close()
+
+
 class RayExecutor:
     """Submits every run, with the resources it asks for; one whose node is lost is submitted again."""
 
@@ -63,10 +70,11 @@ class RayExecutor:
             raise InputError("--on ray needs Ray: pip install 'elle-at[ray]'") from None
         self.ray: Any = ray
         try:
+            _reach(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
-        except (ConnectionError, ValueError, RuntimeError) as problem:
-            first = str(problem).strip().splitlines()[0]
-            raise InputError(f"no Ray cluster at {address}: {first}; start one with `ray start --head`") from None
+        except (OSError, ValueError, RuntimeError) as problem:
+            first = str(problem).strip().splitlines()[0].rstrip(".")
+            raise InputError(f"no Ray cluster at {address} ({first}); start one with `ray start --head`") from None
         if gpus is None:
             gpus = 1.0 if self.ray.cluster_resources().get("GPU") else 0.0
         self.slots, self.retries, self.every = slots or UNLIMITED, retries, every

@@ -147,16 +147,20 @@ def _settle(item: Item, reason: str | None) -> None:
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does: a scheduler that takes the machine away loses nothing."""
+    """SIGTERM does what Ctrl-C does: a scheduler that takes the machine away loses nothing.
+
+    SIGINT too, which a shell has a process in the background ignore.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def counts(items: Sequence[Item]) -> Mapping[State, int]:
