@@ -13,6 +13,7 @@ from elle.experiments.collected import gather, measured, telling_keys
 from elle.experiments.comparison import compare
 from elle.experiments.layout import lay_out
 from elle.experiments.report import write_report
+from elle.experiments.report_figures import report_figures
 from elle.experiments.report_tables import comparison_table, markdown, result_tables
 from elle.experiments.rundir import open_run
 
@@ -176,6 +177,41 @@ def test_runs_of_another_recipe_are_left_out(folder):
     assert "other" in {one.name for one in alone.runs}
     assert telling_keys(alone.settings) == ["method", "eps", "lr"]
     assert "| fgsm, lr=0.5 |" in markdown(result_tables(alone, lay_out(alone))[0])
+
+
+def with_figure(folder, figure):
+    (folder / "radii.toml").write_text(RECIPE.partition("[figure]")[0] + "[figure]\n" + figure)
+    return gather([str(folder / "radii.toml"), str(folder / "runs")])
+
+
+def test_a_recipe_says_what_is_drawn(folder):
+    lines = with_figure(folder, 'kind = "lines"\nmetric = ["autoattack"]\nx = "eps"\nline = "method"')
+    titles = [figure.title for figure in report_figures(lines, lay_out(lines))]
+    assert titles[0] == "AutoAttack over eps"
+    assert titles[-1] == "Training time"
+    curves = with_figure(folder, 'kind = "curves"\nmetric = ["clean", "pgd-10"]\nline = "method"')
+    drawn = {figure.title: figure for figure in report_figures(curves, lay_out(curves))}
+    fallen = drawn["PGD-10 while training, eps 16/255"].series[0]
+    assert fallen.name == "fgsm"
+    assert [fallen.y[0], fallen.y[-1]] == pytest.approx([0.4, 0.01])
+    assert "Clean while training, eps 8/255" in drawn
+    for run in curves.runs:
+        (run.path / "steps.jsonl").write_text(
+            json.dumps({"epoch": 1, "step": 1, "error": [1e-5], "weight": [4.0], "threshold": [2e-5]}) + "\n"
+        )
+    steps = with_figure(folder, 'kind = "steps"\nmetric = ["weight"]\npanel = ["method", "eps"]')
+    assert any(
+        figure.title.startswith("Weight of the penalty, elle-a") for figure in report_figures(steps, lay_out(steps))
+    )
+
+
+def test_accuracy_on_held_out_images_is_a_number_of_its_own(tmp_path):
+    run = run_directory(tmp_path / "a", "method=fgsm", "validation=97")
+    write_result(run, 50.0)
+    numbers = measured(open_run(run))
+    assert numbers["validation pgd-10"] == 40
+    assert numbers["seconds per step"] == pytest.approx(100 / 60)
+    assert "validation pgd-10" not in gather([str(run)]).metrics
 
 
 def test_mistakes_are_told_in_a_line(tmp_path, folder):

@@ -38,10 +38,12 @@ class Step:
         steps_per_epoch: int,
         total_steps: int,
     ) -> None:
-        self.model, self.data, self.eps, self.precision = model, data, eps, precision
+        self.model, self.data, self.precision = model, data, precision
         self.total_steps = total_steps
         device = self.device = next(model.parameters()).device
         self.lr = torch.zeros((), device=device)
+        # In double, as a number of Python's is: a float32 one would round twice, and other points would be attacked.
+        self.eps = torch.tensor(eps, dtype=torch.float64, device=device)
         self.optimizer = torch.optim.SGD(
             model.parameters(), lr=self.lr, momentum=momentum, weight_decay=weight_decay, fused=True
         )

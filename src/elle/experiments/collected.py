@@ -21,6 +21,12 @@ _TELLING = ("method", "eps", "data", "model", "schedule", "epochs", "weight")
 """Settings by which runs are told apart, those first that explain the others."""
 
 
+VALIDATION = "validation "
+"""Before the name of an attack: accuracy at the last epoch on the training images that were held out."""
+TIMES = ("seconds", "seconds per epoch", "seconds per step")
+"""Numbers of which less is better; all others are accuracies in percent."""
+
+
 @dataclass(frozen=True)
 class Score:
     """A number over seeds."""
@@ -88,10 +94,14 @@ class Collected:
     def metrics(self) -> list[str]:
         """The numbers to tabulate: those the recipe asks for, otherwise the attacks, the strongest first."""
         found = {name for setting in self.settings for one in setting.measured for name in one}
-        asked = self.recipe.figure.get("metric", []) if self.recipe else []
-        chosen = [asked] if isinstance(asked, str) else list(asked)
-        chosen = [name for name in chosen if name in found]
-        return chosen or sorted(found - {"seconds", "seconds_per_epoch"}, key=_strength)
+        chosen = [name for name in self.asked("metric") if name in found]
+        tested = {name for name in found if name not in TIMES and not name.startswith(VALIDATION)}
+        return chosen or sorted(tested, key=_strength)
+
+    def asked(self, key: str) -> list[str]:
+        """What the recipe's figure says under a key, one word or several; nothing without a recipe."""
+        words = self.recipe.figure.get(key, []) if self.recipe else []
+        return [words] if isinstance(words, str) else [str(word) for word in words]
 
 
 def _strength(name: str) -> tuple[int, int, str]:
@@ -102,7 +112,7 @@ def _strength(name: str) -> tuple[int, int, str]:
 
 
 def measured(run: RunDirectory) -> dict[str, float]:
-    """Accuracies in percent, of `elle evaluate` where it was run at the run's own eps, and seconds."""
+    """Accuracies in percent, of `elle evaluate` where it was run at the run's own eps, and times in seconds."""
     result = run.result or {}
     entries: dict[str, dict[str, Any]] = dict(result.get("test", {}))
     file = run.path / "evaluation.json"
@@ -115,8 +125,12 @@ def measured(run: RunDirectory) -> dict[str, float]:
             raise InputError(f"{file} is damaged; evaluate the run again: elle evaluate {run.path}") from None
         entries |= {name: one for name, one in attacks if one["total"] >= entries.get(name, one)["total"]}
     numbers = {name: 100 * float(one["accuracy"]) for name, one in entries.items()}
-    seconds = {"seconds": result.get("train_seconds"), "seconds_per_epoch": result.get("seconds_per_epoch")}
-    return numbers | {name: float(value) for name, value in seconds.items() if value is not None}
+    if run.config.validation and run.records:
+        tracked = {name: value for name, value in run.records[-1].items() if name == "clean" or name.startswith("pgd-")}
+        numbers |= {f"{VALIDATION}{name}": 100 * float(value) for name, value in tracked.items()}
+    seconds, steps = result.get("train_seconds"), result.get("steps")
+    times = (seconds, result.get("seconds_per_epoch"), seconds / steps if seconds and steps else None)
+    return numbers | {name: float(value) for name, value in zip(TIMES, times, strict=True) if value is not None}
 
 
 def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:

@@ -9,7 +9,6 @@ from typing import Any
 from elle.experiments.collected import Collected, Setting, telling_keys
 
 _OWN_TABLE = ("data", "model", "schedule")
-LOWER_IS_BETTER = ("seconds", "seconds_per_epoch")
 
 
 @dataclass(frozen=True)
@@ -62,12 +61,11 @@ class Layout:
 
 def lay_out(collected: Collected) -> Layout:
     """As the recipe asks; otherwise methods by eps, a table for each dataset and network."""
-    figure = collected.recipe.figure if collected.recipe else {}
-    rows, columns = str(figure.get("rows", "method")), str(figure.get("columns", "eps"))
-    if columns == "metric":  # each number has a table of its own here
+    rows = [*collected.asked("rows"), *collected.asked("line"), "method"][0]
+    columns = [*collected.asked("columns"), *collected.asked("x"), "eps"][0]
+    if columns in ("metric", rows):  # each number has a table of its own here
         columns = "eps" if rows != "eps" else "method"
-    asked = figure.get("panel", [])
-    panel = [asked] if isinstance(asked, str) else list(asked)
+    panel = [key for key in collected.asked("panel") if key not in (rows, columns)]
     keys = telling_keys(collected.settings, [rows, columns, *panel])
     others = [key for key in keys if key not in (rows, columns)]
     own = {*panel, *_OWN_TABLE} | (set() if "method" in (rows, columns) else {"method"})

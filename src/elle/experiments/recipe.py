@@ -121,8 +121,9 @@ def run_id(config: Config) -> str:
 
 
 def recipe_files() -> dict[str, Path]:
-    """The recipes that come with elle, by name."""
-    return {file.stem: file for folder in FOLDERS for file in sorted(folder.glob("*.toml"))}
+    """The recipes that come with elle, by name, in the order of their numbers."""
+    found = {file.stem: file for folder in FOLDERS for file in folder.glob("*.toml")}
+    return dict(sorted(found.items(), key=lambda one: [part.zfill(4) for part in re.split(r"(\d+)", one[0])]))
 
 
 def load_recipe(path_or_name: str | Path) -> Recipe:

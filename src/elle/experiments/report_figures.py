@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 
 from elle.experiments.bars import Bar, Bars
 from elle.experiments.chart import Chart, Series
-from elle.experiments.collected import Collected, Setting
+from elle.experiments.collected import TIMES, Collected, Setting
 from elle.experiments.figure import Figure
-from elle.experiments.layout import LOWER_IS_BETTER, Layout
+from elle.experiments.layout import Layout
+from elle.experiments.pictures import weight_evolution
 from elle.experiments.report_tables import metric_name
 
 CURVES = 3
@@ -22,7 +23,12 @@ def report_figures(collected: Collected, layout: Layout) -> list[Figure]:
     groups = layout.grouped(collected.settings)
     over = [chart for panel, settings in groups.items() for metric in collected.metrics
             for chart in _over(settings, layout, metric, panel)]  # fmt: skip
-    curves = [chart for panel, settings in groups.items() for chart in _curves(settings, layout, panel)]
+    columns: list[str | None] = [*collected.asked("metric")] if collected.asked("kind") == ["curves"] else [None]
+    curves = [chart for panel, settings in groups.items() for column in columns
+              for chart in _curves(settings, layout, panel, column)]  # fmt: skip
+    if collected.asked("kind") == ["steps"]:
+        firsts = [(setting.runs[0], layout.full(setting)) for setting in collected.settings]
+        curves += [chart for run, name in firsts for chart in weight_evolution(run, name)]
     bars = [one for panel, settings in groups.items() for one in _runtime(settings, layout, panel)]
     return [*over, *curves, *bars]
 
@@ -35,7 +41,7 @@ def _over(settings: Sequence[Setting], layout: Layout, metric: str, panel: str) 
     """A number over eps (or what else lies across), mean and std over seeds."""
     values = {setting.value(layout.across) for setting in settings if setting.score(metric)}
     numbers = [value for value in values if isinstance(value, (int, float))]
-    if len(values) < 2 or len(numbers) != len(values) or metric in LOWER_IS_BETTER:
+    if len(values) < 2 or len(numbers) != len(values) or metric in TIMES:
         return []
     name, place = _scale(layout.across, numbers)
     series = []
@@ -61,30 +67,34 @@ def _scale(key: str, values: Sequence[float]) -> tuple[str, Callable[[float], fl
     return key, lambda value: value
 
 
-def _curves(settings: Sequence[Setting], layout: Layout, panel: str) -> list[Chart]:
-    """Accuracy under the tracked multi-step attack over the epochs, a chart for some of the values across."""
+def _curves(settings: Sequence[Setting], layout: Layout, panel: str, column: str | None) -> list[Chart]:
+    """A column of the records over the epochs (None: accuracy under the multi-step attack), at some values across."""
+    accuracy = column is None or not column.startswith("tracked_")
+    quantity = "Multi-step accuracy" if column is None else metric_name(column.removeprefix("tracked_"))
+    label = "accuracy" if accuracy else quantity
     labels = layout.labels(settings, layout.across)
     chosen = labels if len(labels) <= CURVES else [labels[0], labels[len(labels) // 2], labels[-1]]
     charts = []
     for across in chosen:
         mine = [one for one in settings if layout.label(one, layout.across) == across]
-        series = [one for setting in mine if (one := _curve(layout.label(setting, layout.carrier), setting))]
+        series = [one for setting in mine if (one := _curve(layout.label(setting, layout.carrier), setting, column))]
         if series:
-            title = _titled(f"Multi-step accuracy while training, {layout.across} {across}", panel)
+            title = _titled(f"{quantity} while training, {layout.across} {across}", panel)
+            note = "On the images that are tracked."
             charts.append(
-                Chart(title, "epoch", "accuracy", series, percent=True, note="On the images that are tracked.")
+                Chart(title, "epoch", label, series, percent=accuracy, log=column == "tracked_error", note=note)
             )
     return charts
 
 
-def _curve(label: str, setting: Setting) -> Series | None:
+def _curve(label: str, setting: Setting, column: str | None) -> Series | None:
     """The mean over seeds, and its std, at every epoch that all of them have tracked."""
     by_epoch: dict[int, list[float]] = {}
     for run in setting.runs:
-        attack = run.multi_step()
+        name = column or run.multi_step()
         for record in run.records:
-            if attack is not None and attack in record:
-                by_epoch.setdefault(int(record["epoch"]), []).append(record[attack])
+            if name is not None and record.get(name) is not None:
+                by_epoch.setdefault(int(record["epoch"]), []).append(record[name])
     whole = {epoch: values for epoch, values in sorted(by_epoch.items()) if len(values) == len(setting.runs)}
     if not whole:
         return None

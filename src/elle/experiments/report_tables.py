@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elle.experiments.collected import Collected, Score, Setting
+from elle.experiments.collected import TIMES, VALIDATION, Collected, Score, Setting
 from elle.experiments.comparison import Comparison
-from elle.experiments.layout import LOWER_IS_BETTER, Layout
+from elle.experiments.layout import Layout
 from elle.experiments.page import Mark, Table
 
 NAMES = {"autoattack": "AutoAttack", "clean": "Clean", "fgsm": "FGSM", "seconds": "Training time"}
-NAMES["seconds_per_epoch"] = "Time of an epoch"
-UNITS = dict.fromkeys(LOWER_IS_BETTER, "s")
+NAMES |= {"seconds per epoch": "Time of an epoch", "seconds per step": "Time of a step"}
 LEGEND = "Best in bold, runner-up underlined; \u2020 red: at least one of the runs collapsed."
 REFERENCE = "pgd-"
 """Multi-step methods are the paper's expensive reference: shown, but not marked as best."""
 
 
 def metric_name(metric: str) -> str:
+    if metric.startswith(VALIDATION):
+        return f"Validation {metric_name(metric.removeprefix(VALIDATION))}"
     return NAMES.get(metric, metric.upper() if metric.startswith("pgd") else metric)
 
 
 def written(score: Score) -> str:
     """`44.32 +- 0.04`, or the mean alone of one seed."""
-    return f"{score.mean:.2f}" if score.std is None else f"{score.mean:.2f} \u00b1 {score.std:.2f}"
+    digits = 2 if score.mean >= 1 or score.mean == 0 else 4  # a step takes milliseconds
+    return f"{score.mean:.{digits}f}" + ("" if score.std is None else f" \u00b1 {score.std:.{digits}f}")
 
 
 def result_tables(collected: Collected, layout: Layout) -> list[Table]:
@@ -53,9 +55,8 @@ def _table(settings: Sequence[Setting], layout: Layout, metric: str, panel: str)
     for number in {place[line] for place in scores}:
         rivals = {place: scores[place] for place in scores if place[line] == number}
         reference = {place for place in rivals if str(places[place].value("method")).startswith(REFERENCE)}
-        marks |= _marks(rivals, reference, metric in LOWER_IS_BETTER)
-    unit = UNITS.get(metric, "%")
-    caption = f"{metric_name(metric)}, {unit}" + (f": {panel}" if panel else "")
+        marks |= _marks(rivals, reference, metric in TIMES)
+    caption = f"{metric_name(metric)}, {'s' if metric in TIMES else '%'}" + (f": {panel}" if panel else "")
     return Table(caption, (f"{layout.rows} \\ {layout.columns}", *columns), rows, marks=marks, note=LEGEND)
 
 
