@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from elle.engine.bench import Setting, _Forward, _peak_bytes, _step, measure, with_ratios
-from elle.experiments.bars import Bars, draw_bars
+from elle.experiments.stacked_bars import Bars, draw_bars
 from elle.methods import METHODS, configured
 from elle.models.registry import MODELS
 

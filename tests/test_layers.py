@@ -34,9 +34,10 @@ ALLOWED: dict[str, set[str]] = {
     "cli_bench": {"engine", "errors", "experiments", "methods", "models", "printing"},
     "cli_recipes": {"config", "engine", "errors", "experiments", "printing", "progress"},
     "cli_export": {"export", "printing"},
+    "cli_sweep": {"errors", "experiments", "printing"},
     "cli": {
-        "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_recipes", "config", "data", "demo", "doctor",
-        "engine", "errors", "evaluation", "experiments", "methods", "models", "printing", "progress",
+        "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_recipes", "cli_sweep", "config", "data", "demo",
+        "doctor", "engine", "errors", "evaluation", "experiments", "methods", "models", "printing", "progress",
         "scalars", "version", "watch",
     },
     "__init__": {"core", "engine", "evaluation", "methods", "plugin", "version"},
@@ -44,7 +45,8 @@ ALLOWED: dict[str, set[str]] = {
 }  # fmt: skip
 WITHOUT_TORCH = {
     "version", "errors", "published", "config", "experiments", "demo", "progress", "printing",
-    "watch", "scalars", "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_recipes", "cli", "__init__",
+    "watch", "scalars", "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_recipes", "cli_sweep", "cli",
+    "__init__",
 }  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from elle.config import format_radius
-from elle.errors import InputError
-from elle.experiments.chart import Chart, Series, draw
-from elle.experiments.heatmap import Heatmap, draw_heatmap
+from elle.experiments.chart import Chart, Series
+from elle.experiments.heatmap import Heatmap
 from elle.experiments.page import Part, Table, write_page
 from elle.experiments.rundir import RunDirectory
 
@@ -140,31 +139,6 @@ def surface_figures(name: str, surfaces: dict[str, Any] | None) -> list[Chart | 
             )
         )
     return figures
-
-
-def write_figures(folder: Path, figures: Sequence[Chart | Heatmap]) -> list[Path]:
-    """Each figure as an SVG file, and as a PNG where cairosvg is installed (pip install 'elle-at[png]')."""
-    try:
-        import cairosvg
-    except ImportError:
-        cairosvg = None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        written = []
-        for number, figure in enumerate(figures, 1):
-            svg = draw(figure) if isinstance(figure, Chart) else draw_heatmap(figure)
-            words = "".join(c if c.isalnum() else "-" for c in figure.title.lower()).strip("-")
-            path = folder / f"{number:02d}-{words[:60]}.svg"
-            path.write_text(svg, encoding="utf-8")
-            written.append(path)
-            if cairosvg is not None:
-                cairosvg.svg2png(
-                    svg.encode(), write_to=str(path.with_suffix(".png")), scale=2, background_color="white"
-                )
-                written.append(path.with_suffix(".png"))
-    except OSError as problem:
-        raise InputError(f"cannot write figures into {folder}: {problem.strerror}") from None
-    return written
 
 
 def _summary(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:

@@ -1,0 +1,78 @@
+"""Files of a folder that several processes may look at: written whole or not at all, and held by one at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any, TextIO
+
+from elle.errors import InputError, WorkError
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write beside the target and rename: a reader sees the old file or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as problem:
+        raise WorkError(
+            f"could not write {path}: {problem.strerror or problem}; what was there before is untouched"
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text file, in one step."""
+    write_bytes(path, text.encode("utf-8", "replace"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A JSON file, in one step."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+class FolderLock:
+    """Holds a folder for one process; the system lets go when the process ends, however it ends."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file: TextIO = open(folder / name, "a+", encoding="utf-8")  # noqa: SIM115 (held until let go)
+        except OSError as problem:
+            raise InputError(f"cannot use the folder {folder}: {problem.strerror}") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise InputError(f"{folder} is in use by another process ({holder}); wait for it or stop it") from None
+        self._file.truncate(0)
+        self._file.write(f"pid {os.getpid()}")
+        self._file.flush()
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def is_held(folder: Path, name: str) -> bool:
+    """Whether some process holds the folder by this lock; nothing is written."""
+    try:
+        with open(folder / name, encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
