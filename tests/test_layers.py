@@ -12,6 +12,7 @@ SOURCE = Path(elle.__file__).parent
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "errors": set(),
+    "files": {"errors"},
     "core": set(),
     "data": {"errors", "version"},
     "models": {"errors"},
@@ -20,9 +21,9 @@ ALLOWED: dict[str, set[str]] = {
     "methods": {"core", "errors", "published"},
     "config": {"core", "data", "errors", "published"},
     "evaluation": {"core", "errors", "version"},
-    "experiments": {"config", "core", "errors", "methods"},
-    "engine": {"config", "core", "data", "errors", "evaluation", "methods", "models", "version"},
-    "export": {"config", "data", "engine", "errors", "version"},
+    "experiments": {"config", "core", "errors", "files", "methods"},
+    "engine": {"config", "core", "data", "errors", "evaluation", "files", "methods", "models", "version"},
+    "export": {"config", "data", "engine", "errors", "files", "version"},
     "progress": {"config", "engine"},
     "scalars": {"engine", "errors"},
     "watch": {"config", "experiments"},
@@ -31,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "printing": set(),
     "cli_data": {"config", "data", "printing"},
     "cli_evaluation": {"config", "engine", "errors", "evaluation", "printing"},
-    "cli_bench": {"engine", "errors", "experiments", "methods", "models", "printing"},
+    "cli_bench": {"engine", "errors", "files", "experiments", "methods", "models", "printing"},
     "cli_recipes": {"config", "engine", "errors", "experiments", "printing", "progress"},
     "cli_export": {"export", "printing"},
     "cli_sweep": {"errors", "experiments", "printing"},
@@ -44,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
 }  # fmt: skip
 WITHOUT_TORCH = {
-    "version", "errors", "published", "config", "experiments", "demo", "progress", "printing",
+    "version", "errors", "files", "published", "config", "experiments", "demo", "progress", "printing",
     "watch", "scalars", "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_recipes", "cli_sweep", "cli",
     "__init__",
 }  # fmt: skip

@@ -105,8 +105,9 @@ def _print(result: dict[str, Any]) -> None:
 
 def _write(folder: Path, result: dict[str, Any]) -> list[Path]:
     """bench-NETWORK-DEVICE-torchVERSION.json and .svg."""
-    from elle.engine.checkpoint import write_atomically, write_json
+    from elle.engine.checkpoint import write_json
     from elle.experiments.stacked_bars import Bars, draw_bars
+    from elle.files import write_atomically
 
     device = re.sub(r"[^a-z0-9]+", "-", result["device"].lower()).strip("-")
     changed = [result[key].replace(" ", "-") for key, usual in (("memory", "auto"), ("penalty", "trained")) if

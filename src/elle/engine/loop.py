@@ -45,6 +45,7 @@ from elle.evaluation.evaluate import (
 )
 from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error
 from elle.evaluation.units import fitting_batch
+from elle.files import write_atomically
 from elle.methods import Method, configured
 from elle.models.registry import build_model, check_model
 from elle.version import __version__
@@ -97,7 +98,7 @@ def train(
         if start_from is not None or existing:
             run.resume(start_from or existing[-1])
         else:
-            checkpoint.write_atomically(directory / "config.toml", run.config.to_toml().encode())
+            write_atomically(directory / "config.toml", run.config.to_toml().encode())
         with contextlib.closing(run.step.data):
             return run.finish()
 

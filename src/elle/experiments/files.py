@@ -8,30 +8,13 @@ import os
 from pathlib import Path
 from typing import Any, TextIO
 
-from elle.errors import InputError, WorkError
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write beside the target and rename: a reader sees the old file or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as problem:
-        raise WorkError(
-            f"could not write {path}: {problem.strerror or problem}; what was there before is untouched"
-        ) from None
-    finally:
-        temporary.unlink(missing_ok=True)
+from elle.errors import InputError
+from elle.files import write_atomically
 
 
 def write_text(path: Path, text: str) -> None:
     """A text file, in one step."""
-    write_bytes(path, text.encode("utf-8", "replace"))
+    write_atomically(path, text.encode("utf-8", "replace"))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,7 +7,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from elle.experiments.files import write_bytes
+from elle.files import write_atomically
 
 _LAST = ("result.json",)
 """Written after all others: with it, a run counts as finished."""
@@ -44,7 +44,7 @@ def unpack(content: bytes, path: Path) -> None:
             file = archive.extractfile(entry)
             if file is None or not target.is_relative_to(path.resolve()):
                 raise ValueError(f"{entry.name!r} does not belong into a run directory")
-            write_bytes(target, file.read())
+            write_atomically(target, file.read())
     newest = newest_checkpoint(path)
     for old in (path / "checkpoints").glob("step-*.safetensors"):
         if old.name != newest:

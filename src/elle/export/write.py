@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from elle.data.image_folder import spread_images
 from elle.data.registry import load_dataset
 from elle.data.resident import to_tensors
-from elle.engine.checkpoint import write_atomically
 from elle.engine.trained import load_network, load_run
 from elle.errors import InputError, WorkError, nearest
 from elle.export.card import model_card
 from elle.export.formats import FORMATS, Format, quiet
+from elle.files import write_atomically
 
 IMAGES = 32
 """Test images on which the file's logits are compared with the network's."""
