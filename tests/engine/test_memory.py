@@ -160,3 +160,10 @@ def test_where_it_would_be_wrong_or_useless_it_is_refused(network, options, mess
 def test_a_method_without_the_penalty_is_not_changed_by_it():
     (expected, _), (found, _) = (after_one_step(make_step("fgsm", memory)) for memory in ("auto", "low"))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_tensor_that_takes_the_place_of_one_made_before_is_counted():
+    footprint = PeakBytes(*(torch.empty(1000) for _ in range(50)))
+    with footprint:
+        kept = [torch.empty(1000) for _ in range(50)]
+    assert footprint.peak == len(kept) * 4000

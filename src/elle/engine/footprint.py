@@ -16,7 +16,8 @@ class PeakBytes(TorchDispatchMode):
     def __init__(self, *before: torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
-        self._before = {tensor.untyped_storage()._cdata for tensor in before}
+        # Held, not only noted: the address of one that was freed would be given to a tensor made within.
+        self._before = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in before)}
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
