@@ -3,9 +3,9 @@
     python benchmarks/streaming.py [--images 2000] [--workers N] [--size 224] [--batch 128] [--rounds 3] [--save]
 
 The floor is Pillow decoding every file, at its full size, in as many processes. The loader is timed after its first
-epoch, which decodes files whole to find damage; that one (mixed with later ones if the set is small) and one from a full
-cache are given beside. Rounds alternate, so that both meet the same machine; the medians are printed, as JSON, and the
-shares of the single rounds.
+epoch, which decodes files whole to find damage; that one (mixed with later ones if the set is small) and one from a
+full cache are given beside. Rounds alternate, so that both meet the same machine; the medians are printed, as JSON, and
+the share of each round.
 """
 
 from __future__ import annotations

@@ -202,4 +202,4 @@ def _begin_worker(number: int) -> None:
     # Out of the terminal's process group: Ctrl-C is for the run, which saves and then ends its workers.
     os.setpgid(0, 0)
     # Pillow keeps the memory of an image for the next one: new memory comes page by page, and each has to be cleared.
-    Image.core.set_blocks_max(2)
+    Image.core.set_blocks_max(2)  # type: ignore[attr-defined]
