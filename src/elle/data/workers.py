@@ -201,5 +201,7 @@ def _as_it_is(made: Any) -> Any:
 def _begin_worker(number: int) -> None:
     # Out of the terminal's process group: Ctrl-C is for the run, which saves and then ends its workers.
     os.setpgid(0, 0)
-    # Pillow keeps the memory of an image for the next one: new memory comes page by page, and each has to be cleared.
+    # Memory is kept for the next image: new memory comes page by page, and each has to be cleared. Pillow keeps what it
+    # is told to; glibc keeps twice the largest piece that was ever given back to it.
+    np.empty(16 * 2**20, np.uint8)
     Image.core.set_blocks_max(2)  # type: ignore[attr-defined]
