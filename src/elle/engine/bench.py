@@ -39,6 +39,7 @@ class Setting:
     """Images a step; None is 128 on a GPU and 8 on a CPU."""
     memory: Literal["auto", "low"] = "auto"
     penalty: Penalty = "trained"
+    fused: Literal["auto", "off"] = "off"
 
     @property
     def images(self) -> int:
@@ -112,6 +113,7 @@ def _step(method: Method, setting: Setting, kind: type[Step] = Step) -> Step:
         steps_per_epoch=MOST_STEPS,
         total_steps=MOST_STEPS,
         memory=setting.memory,
+        fused=setting.fused,
     )
     step.prepare(setting.images, network.shape)
     step.lr.fill_(0.01)
