@@ -31,7 +31,7 @@ class Tiles:
 
 
 MOST_PARTS = 256
-"""Into so many parts at most the rows are split: whoever merges them holds them all at once."""
+"""Into so many parts at most the rows are split: one program merges them all."""
 TILES = ((16_384, Tiles(128, 64, 8, 256)), (0, Tiles(64, 64, 4, 256)))
 """(from so many rows on, these tiles): guesses for 132 multiprocessors; benchmarks/normalisation.py compares others."""
 
@@ -67,23 +67,37 @@ def _affine(x, mean, rstd, weight, bias):
     return (x - mean) * (rstd * weight) + bias
 
 
+@triton.jit
+def _grown(mean, square, count, mean_here, square_here, here):
+    """Mean and sum of squared distances from it, of `count` values and `here` more (Chan, Golub and LeVeque, 1983)."""
+    step = mean_here - mean
+    share = here / (count + here)
+    return mean + step * share, square + square_here + step * step * (count * share)
+
+
 @triton.jit(do_not_specialize=["count", "parts", "rows_a_part"])
 def _merge_statistics(
     partial, mean, rstd, running_mean, running_var, batches, eps, momentum, count, channels, parts, rows_a_part,
-    columns: tl.constexpr, most: tl.constexpr,
+    rows: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     """mean and rstd of partial[2, parts, channels], means and sums of squared distances from them; the buffers move."""
     column, inside = _channels(channels, columns)
-    part = tl.arange(0, most)
-    known = (part < parts)[:, None] & inside[None, :]
-    place = part[:, None] * channels + column[None, :]
-    # Past the first cache, which another program's writes do not reach.
-    means = tl.load(partial + place, mask=known, other=0.0, cache_modifier=".cg")
-    squares = tl.load(partial + parts * channels + place, mask=known, other=0.0, cache_modifier=".cg")
-    rows = tl.where(part < parts, tl.minimum(rows_a_part, count - part * rows_a_part), 0).to(tl.float32)[:, None]
-    centre = tl.sum(means * rows, 0) / count
-    away = means - centre[None, :]
-    square = tl.sum(squares + rows * away * away, 0)
+    centre = tl.zeros([columns], tl.float32)
+    square = tl.zeros([columns], tl.float32)
+    for start in range(0, parts, rows):
+        part = start + tl.arange(0, rows)
+        known = (part < parts)[:, None] & inside[None, :]
+        place = part[:, None] * channels + column[None, :]
+        # Past the first cache, which another program's writes do not reach.
+        means = tl.load(partial + place, mask=known, other=0.0, cache_modifier=".cg")
+        squares = tl.load(partial + parts * channels + place, mask=known, other=0.0, cache_modifier=".cg")
+        size = tl.where(part < parts, tl.minimum(rows_a_part, count - part * rows_a_part), 0).to(tl.float32)
+        here = tl.sum(size, 0)
+        mean_here = tl.sum(means * size[:, None], 0) / here
+        away = means - mean_here[None, :]
+        square_here = tl.sum(squares + size[:, None] * away * away, 0)
+        before = (start * rows_a_part).to(tl.float32)
+        centre, square = _grown(centre, square, before, mean_here, square_here, here)
     tl.store(mean + column, centre, mask=inside)
     tl.store(rstd + column, 1.0 / tl.sqrt_rn(square / count + eps), mask=inside)
     old = tl.load(running_mean + column, mask=inside, other=0.0)
@@ -99,9 +113,9 @@ def _merge_statistics(
 def _statistics(
     x, addend, total, partial, arrivals, mean, rstd, running_mean, running_var, batches, eps, momentum,
     count, channels, parts, rows_a_part,
-    rows: tl.constexpr, columns: tl.constexpr, most: tl.constexpr, last_merges: tl.constexpr,
+    rows: tl.constexpr, columns: tl.constexpr, last_merges: tl.constexpr,
 ):  # fmt: skip
-    """The statistics of x, or of total = x + addend, which is written; tile by tile, merged as Chan et al. do."""
+    """The statistics of x, or of total = x + addend, which is written; tile by tile."""
     column, inside = _channels(channels, columns)
     part = tl.program_id(1)
     first = part * rows_a_part
@@ -119,12 +133,10 @@ def _statistics(
             tl.store(total + place, values, mask=known)
         values = values.to(tl.float32)
         here = tl.minimum(rows, end - start).to(tl.float32)
-        before = (start - first).to(tl.float32)
         mean_here = tl.sum(values, 0) / here
         away = tl.where(known, values - mean_here[None, :], 0.0)
-        step = mean_here - centre
-        centre += step * (here / (before + here))
-        square += tl.sum(away * away, 0) + step * step * (before * here / (before + here))
+        before = (start - first).to(tl.float32)
+        centre, square = _grown(centre, square, before, mean_here, tl.sum(away * away, 0), here)
     target = partial + part * channels + column
     tl.store(target, centre, mask=inside)
     tl.store(target + parts * channels, square, mask=inside)
@@ -132,7 +144,7 @@ def _statistics(
         if _is_last(arrivals, parts):
             _merge_statistics(
                 partial, mean, rstd, running_mean, running_var, batches, eps, momentum,
-                count, channels, parts, rows_a_part, columns, most,
+                count, channels, parts, rows_a_part, rows, columns,
             )  # fmt: skip
             tl.store(arrivals + tl.program_id(0), 0)  # for the next kernel
 
@@ -160,23 +172,27 @@ def _normalise(
 
 
 @triton.jit(do_not_specialize=["parts"])
-def _merge_sums(partial, for_bias, for_weight, channels, parts, columns: tl.constexpr, most: tl.constexpr):
+def _merge_sums(partial, for_bias, for_weight, channels, parts, rows: tl.constexpr, columns: tl.constexpr):
     """The sums over partial[2, parts, channels]."""
     column, inside = _channels(channels, columns)
-    part = tl.arange(0, most)
-    known = (part < parts)[:, None] & inside[None, :]
-    place = part[:, None] * channels + column[None, :]
-    sums = tl.load(partial + place, mask=known, other=0.0, cache_modifier=".cg")
-    tl.store(for_bias + column, tl.sum(sums, 0), mask=inside)
-    sums = tl.load(partial + parts * channels + place, mask=known, other=0.0, cache_modifier=".cg")
-    tl.store(for_weight + column, tl.sum(sums, 0), mask=inside)
+    sum_g = tl.zeros([columns], tl.float32)
+    g_xhat = tl.zeros([columns], tl.float32)
+    for start in range(0, parts, rows):
+        part = start + tl.arange(0, rows)
+        known = (part < parts)[:, None] & inside[None, :]
+        place = part[:, None] * channels + column[None, :]
+        sum_g += tl.sum(tl.load(partial + place, mask=known, other=0.0, cache_modifier=".cg"), 0)
+        place += parts * channels
+        g_xhat += tl.sum(tl.load(partial + place, mask=known, other=0.0, cache_modifier=".cg"), 0)
+    tl.store(for_bias + column, sum_g, mask=inside)
+    tl.store(for_weight + column, g_xhat, mask=inside)
 
 
 @triton.jit(do_not_specialize=["count", "parts", "rows_a_part"])
 def _gradient_sums(
     g, x, y, masked, partial, arrivals, for_bias, for_weight, mean, rstd, weight, bias,
     count, channels, parts, rows_a_part,
-    relu: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, most: tl.constexpr, last_merges: tl.constexpr,
+    relu: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, last_merges: tl.constexpr,
 ):  # fmt: skip
     """sum(g) and sum(g xhat) behind the ReLU's mask, which x tells, or y where an addend had a say: then g is written."""
     column, inside = _channels(channels, columns)
@@ -207,7 +223,7 @@ def _gradient_sums(
     tl.store(target + parts * channels, g_xhat, mask=inside)
     if last_merges:
         if _is_last(arrivals, parts):
-            _merge_sums(partial, for_bias, for_weight, channels, parts, columns, most)
+            _merge_sums(partial, for_bias, for_weight, channels, parts, rows, columns)
             tl.store(arrivals + tl.program_id(0), 0)
 
 
@@ -250,15 +266,8 @@ class _Plan:
         parts = min(MOST_PARTS, triton.cdiv(tiles.programs, self.across))
         self.rows_a_part = triton.cdiv(triton.cdiv(self.count, parts), tiles.rows) * tiles.rows
         self.parts = triton.cdiv(self.count, self.rows_a_part)
-        self.adding = {
-            "rows": tiles.rows,
-            "columns": self.columns,
-            "most": triton.next_power_of_2(self.parts),
-            "last_merges": tiles.last_merges,
-            "num_warps": tiles.warps,
-        }
-        self.merging = {"columns": self.columns, "most": self.adding["most"], "num_warps": tiles.warps}
-        self.writing = {"rows": tiles.rows, "columns": self.columns, "num_warps": tiles.warps}
+        self.shape = {"rows": tiles.rows, "columns": self.columns, "num_warps": tiles.warps}
+        self.adding = self.shape | {"last_merges": tiles.last_merges}
 
     def partial(self, x: Tensor) -> Tensor:
         return torch.empty(2, self.parts, self.channels, device=x.device)
@@ -290,8 +299,8 @@ def normalised(
     size = (plan.count, plan.channels, plan.parts, plan.rows_a_part)
     _statistics[plan.adders](x, before, total, partial, arrivals, *found, *size, **plan.adding)
     if not plan.tiles.last_merges:
-        _merge_statistics[(plan.across,)](partial, *found, *size, **plan.merging)
-    _normalise[plan.writers](total, after, y, mean, rstd, weight, bias, *size[:2], relu=relu, **plan.writing)
+        _merge_statistics[(plan.across,)](partial, *found, *size, **plan.shape)
+    _normalise[plan.writers](total, after, y, mean, rstd, weight, bias, *size[:2], relu=relu, **plan.shape)
     return y, total, mean, rstd
 
 
@@ -308,10 +317,10 @@ def gradients(
     sums = (partial, arrivals, for_bias, for_weight)
     _gradient_sums[plan.adders](g, x, y, for_after, *sums, *layer, *size, relu=relu, **plan.adding)
     if not plan.tiles.last_merges:
-        _merge_sums[(plan.across,)](partial, for_bias, for_weight, plan.channels, plan.parts, **plan.merging)
+        _merge_sums[(plan.across,)](partial, for_bias, for_weight, plan.channels, plan.parts, **plan.shape)
     # With an addend behind, what was written has passed the mask already.
     masked = relu and y is None
     _gradient[plan.writers](
-        for_after, x, for_total, for_x, for_bias, for_weight, *layer, *size[:2], relu=masked, **plan.writing
+        for_after, x, for_total, for_x, for_bias, for_weight, *layer, *size[:2], relu=masked, **plan.shape
     )  # fmt: skip
     return for_x, for_weight, for_bias, for_after
