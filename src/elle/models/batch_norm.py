@@ -65,14 +65,15 @@ def sum_norm_act(
 def called_plainly(module: nn.Module) -> bool:
     """Whether calling it is running the forward of its class: no hook looks on, and nobody has put another in place."""
     watched = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return not watched and "forward" not in vars(module) and not _has_any_global_hook()
+    return not watched and "forward" not in vars(module) and not _has_any_global_hook()  # type: ignore[no-untyped-call]
 
 
 def _activates(norm: nn.Module, activation: nn.Module, x: Tensor, addend: Tensor | None) -> bool:
     """Whether the kernels can take the activation along."""
+    if not _fusible(norm, x) or type(activation) is not nn.ReLU:
+        return False
     alike = addend is None or (addend.dtype == x.dtype and addend.shape == x.shape and _channels_last(addend))
-    known = type(activation) is nn.ReLU and called_plainly(activation) and called_plainly(norm)
-    return known and alike and _fusible(norm, x)
+    return alike and called_plainly(activation) and called_plainly(norm)
 
 
 def _fusible(norm: nn.Module, x: Tensor) -> bool:

@@ -3,8 +3,8 @@
 Activations [N, C, H, W] with the channels last are `count` = N H W rows of C values, in float16, bfloat16 or float32;
 everything is added up in float32. The first kernel of a pair splits the rows of a channel into parts and adds up each;
 the last program to arrive (or a kernel of its own) merges the parts, always in the same order; the second kernel
-reads the result. With xhat = (x - mean) * rstd and g the gradient of y = w xhat + b behind the ReLU's mask, the gradients
-are sum(g) for b, sum(g xhat) for w, and w rstd (g - mean(g) - xhat mean(g xhat)) for x.
+reads the result. With xhat = (x - mean) * rstd and g the gradient of y = w xhat + b behind the ReLU's mask, the
+gradients are sum(g) for b, sum(g xhat) for w, and w rstd (g - mean(g) - xhat mean(g xhat)) for x.
 """
 
 from dataclasses import dataclass
@@ -104,7 +104,7 @@ def _merge_statistics(
     tl.store(running_mean + column, momentum * centre + (1.0 - momentum) * old, mask=inside)
     old = tl.load(running_var + column, mask=inside, other=0.0)
     tl.store(running_var + column, momentum * (square / (count - 1)) + (1.0 - momentum) * old, mask=inside)
-    if batches is not None:
+    if batches is not None:  # noqa: SIM102
         if tl.program_id(0) == 0:
             tl.store(batches, tl.load(batches) + 1)
 
@@ -140,7 +140,7 @@ def _statistics(
     target = partial + part * channels + column
     tl.store(target, centre, mask=inside)
     tl.store(target + parts * channels, square, mask=inside)
-    if last_merges:
+    if last_merges:  # noqa: SIM102  # known when compiled; `and` would compute both
         if _is_last(arrivals, parts):
             _merge_statistics(
                 partial, mean, rstd, running_mean, running_var, batches, eps, momentum,
@@ -194,7 +194,7 @@ def _gradient_sums(
     count, channels, parts, rows_a_part,
     relu: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, last_merges: tl.constexpr,
 ):  # fmt: skip
-    """sum(g) and sum(g xhat) behind the ReLU's mask, which x tells, or y where an addend had a say: then g is written."""
+    """sum(g) and sum(g xhat) behind the ReLU's mask, which x tells, or else y; g is then written, masked."""
     column, inside = _channels(channels, columns)
     part = tl.program_id(1)
     first = part * rows_a_part
@@ -221,7 +221,7 @@ def _gradient_sums(
     target = partial + part * channels + column
     tl.store(target, sum_g, mask=inside)
     tl.store(target + parts * channels, g_xhat, mask=inside)
-    if last_merges:
+    if last_merges:  # noqa: SIM102  # known when compiled; `and` would compute both
         if _is_last(arrivals, parts):
             _merge_sums(partial, for_bias, for_weight, channels, parts, rows, columns)
             tl.store(arrivals + tl.program_id(0), 0)

@@ -183,6 +183,7 @@ class PreActResNet(nn.Module):
             return self.blocks(x), None
         skip: Tensor | None = None
         for block in self.blocks:
+            assert isinstance(block, PreActBlock)
             x, skip = block.summands(x, skip)
         return x, skip
 
