@@ -207,7 +207,7 @@ def test_low_memory_computes_the_same_anew_and_moves_the_statistics_once(fused):
     assert not fused
     found = outcome(marked(model), image(), recomputing)
     assert same(found, expected)
-    # Six layers of blocks, each computed anew at least once, and the last one; sums are kept, not what they are made of.
+    # Six layers of blocks, each computed anew, and the last one; sums are kept, not what they are made of.
     assert len(fused) > 7
     assert all("sum before" not in parts for _, parts in fused)
 
