@@ -7,8 +7,8 @@ BatchNorm's second derivative (TRITON of src/elle/core/second_order/normalisatio
 Then every shape of a BatchNorm of the networks, at the batch and at three times it (ELLE's triplets), forward and
 backward in microseconds, fp16 and channels last: torch's, ours by the table TILES and, for the first network, with the
 best of several tiles, and the least that the bytes moved take at 4.3 TB/s. Each is a CUDA graph of 20 repeats over
-inputs that together do not fit a cache, timed by CUDA events. Last the sums over all BatchNorms of each network, and the best
-tiles for few and for many rows: those belong into TILES, in src/elle/models/batch_norm_kernels.py.
+inputs that together do not fit a cache, timed by CUDA events. Last the sums over all BatchNorms of each network, and
+the best tiles for few and for many rows: those belong into TILES, in src/elle/models/batch_norm_kernels.py.
 """
 
 from __future__ import annotations

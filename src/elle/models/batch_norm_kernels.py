@@ -270,7 +270,7 @@ class _Plan:
         self.adding = self.shape | {"last_merges": tiles.last_merges}
 
     def partial(self, x: Tensor) -> Tensor:
-        return torch.empty(2, self.parts, self.channels, device=x.device)
+        return torch.empty(2, self.parts, self.channels, dtype=torch.float32, device=x.device)
 
     @property
     def adders(self) -> tuple[int, int]:
@@ -283,7 +283,7 @@ class _Plan:
 
 def arrivals(channels: int, device: torch.device) -> Tensor:
     """Counters for `normalised` and `gradients` of one layer, which leave them at 0; two at a time must not share."""
-    return torch.zeros(triton.cdiv(channels, 8), dtype=torch.int32, device=device)
+    return torch.zeros(channels, dtype=torch.int32, device=device)
 
 
 def normalised(
