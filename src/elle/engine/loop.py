@@ -184,6 +184,7 @@ class Run:
             steps_per_epoch=self.timetable.longest_epoch,
             total_steps=self.total_steps,
             memory=config.memory,
+            fused=config.fused,
         )
         step.prepare(self.batch, shape[1:])
         return step, to_tensors(validation if len(validation) else images.test, self.device)

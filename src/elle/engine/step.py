@@ -19,6 +19,7 @@ from elle.data.streaming import Streaming
 from elle.engine.recomputing import blocks_to_recompute, recomputed
 from elle.engine.runtime import Precision, autocast
 from elle.methods import Method
+from elle.models.batch_norm import use_fused
 
 RECORDED = ("loss", "accuracy", "error", "weight", "threshold")
 """What each step writes down: the loss and accuracy at its own adversarial points, and the penalty's state."""
@@ -47,7 +48,9 @@ class Step:
         steps_per_epoch: int,
         total_steps: int,
         memory: Literal["auto", "low"] = "auto",
+        fused: Literal["auto", "off"] = "off",
     ) -> None:
+        use_fused(model, fused == "auto")
         self.memory, self.model, self.data, self.precision = memory, model, data, precision
         self.total_steps = total_steps
         device = self.device = next(model.parameters()).device
