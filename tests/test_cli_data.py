@@ -89,6 +89,14 @@ def test_mistakes_are_one_line_with_code_two(elle, command):
     assert outcome.err.count("\n") == 1
 
 
+def test_a_set_that_comes_with_the_installation_is_not_downloaded(elle):
+    outcome = elle("data", "get", "digits")
+    assert (outcome.code, outcome.err) == (
+        2,
+        "elle: digits comes with the installation: there is nothing to download\n",
+    )
+
+
 def test_nothing_there_names_the_places_and_where_the_root_came_from(elle, tmp_path, monkeypatch):
     outcome = elle("data", "check", "svhn")
     assert outcome.code == 2

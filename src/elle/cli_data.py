@@ -9,6 +9,7 @@ import typer
 
 from elle.config import format_radius
 from elle.data.registry import DATASETS, data_folder, find_dataset, load_dataset
+from elle.errors import InputError
 from elle.printing import print_json, print_rows, print_table
 
 app = typer.Typer(
@@ -46,6 +47,8 @@ def get(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 
     from elle.data import download
 
+    if not find_dataset(name).needs_root:
+        raise InputError(f"{name} comes with the installation: there is nothing to download")
     folder = data_folder(root)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(file=sys.stderr if as_json else sys.stdout)

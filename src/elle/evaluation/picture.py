@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from elle.errors import InputError
 from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack
+from elle.files import write_atomically
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -105,8 +107,9 @@ def draw(rows: Sequence[Row], eps: float, classes: Sequence[str], path: Path) ->
                 words = _fitting(classes[predicted], font)
                 pen.text((left + TILE / 2, top + TILE + 1), words, RIGHT if predicted == label else WRONG, font, "ma")
         top += height
-    path.parent.mkdir(parents=True, exist_ok=True)
-    canvas.save(path)
+    content = io.BytesIO()
+    canvas.save(content, "PNG")
+    write_atomically(path, content.getvalue())
 
 
 def _fitting(words: str, font: FreeTypeFont | ImageFont) -> str:
