@@ -55,6 +55,15 @@ def test_check_fails_where_a_file_cannot_be_read(elle, tmp_path):
     assert "also training images: 1" in outcome.out
 
 
+def test_check_says_where_a_test_split_comes_from_that_has_no_folder(elle, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.png").write_bytes(encoded(small_images(1, (8, 8, 3))[0][0], "PNG"))
+    outcome = elle("data", "check", "folder", "--root", tmp_path)
+    assert outcome.code == 0
+    assert "test: no folder of its own; training takes a tenth of each class for it" in outcome.out
+
+
 def test_separation_prints_the_distance_and_half_of_it(elle, tmp_path):
     x = np.full((4, 8, 8, 3), 100, np.uint8)
     x[1:, 0, 0, 0] = (130, 105, 190)

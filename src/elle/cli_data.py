@@ -88,7 +88,10 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
         ]
         print_table(["class", *splits], rows)
         for split, one in splits.items():
-            sizes = ", ".join(f"{size} ({count})" for size, count in one["sizes"].items()) or "none"
+            if not one["images"] and not one["unreadable"]:
+                print(f"{split}: no folder of its own; training takes a tenth of each class for it")
+                continue
+            sizes = ", ".join(f"{size} ({count})" for size, count in one["sizes"].items())
             print(f"{split}: pixels {sizes}; mean {one['mean']}, std {one['std']}")
             for line in one["unreadable"]:
                 print(f"{split}: unreadable: {line}")
