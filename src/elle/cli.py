@@ -1,4 +1,4 @@
-"""The `elle` command: parse and dispatch. Errors are one line; exit codes are 0, 1 (the work failed), 2 (bad input), 130."""
+"""The `elle` command: parse and dispatch. Errors are one line; exit codes: 1 failed work, 2 bad input, 130 Ctrl-C."""
 
 from __future__ import annotations
 
