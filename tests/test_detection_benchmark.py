@@ -36,6 +36,27 @@ def test_the_truth_of(detection, multi, single, clean, start, temporary):
     assert detection.temporary(rows, 0.1, 2) is temporary
 
 
+ALARMS = {
+    "a low epoch before it": ([0.3, 0.4, 0.1, 0.4], 30, 0),
+    "low only long before it": ([0.3, 0.1, 0.4, 0.4, 0.4], 50, 1),
+    "low only after it": ([0.3, 0.4, 0.4, 0.1], 30, 1),
+    "half of nothing": ([0.1, 0.1, 0.0, 0.0], 30, 1),
+}
+
+
+@pytest.mark.parametrize(("multi", "step", "expected"), ALARMS.values(), ids=ALARMS)
+def test_whether_an_alarm_is_unfounded(detection, multi, step, expected):
+    rows = [{"step": 10 * k, "multi": level, "single": 0.5, "clean": 0.8} for k, level in enumerate(multi, 1)]
+    verdict = detection.Verdict("collapse", step, step, "", "high")
+    assert detection.unfounded([verdict], rows, 0.1, 20) == expected
+
+
+def test_a_run_at_chance_all_along_is_neither_healthy_nor_collapsing(detection):
+    rows = [{"step": k, "multi": 0.1, "single": 0.5, "clean": 0.8} for k in range(5)]
+    assert detection.kind_of(rows, 0.1, 2, None) == "never robust"
+    assert detection.kind_of([*rows, rows[0] | {"multi": 0.2}], 0.1, 2, None) == "healthy"
+
+
 @pytest.mark.parametrize(("fall", "kind", "detected"), [(3, "collapsing", 35), (None, "healthy", None)])
 def test_a_finished_run_is_judged_from_its_files(detection, tmp_path, fall, kind, detected):
     path = run_directory(tmp_path / "run", fall=fall)
