@@ -82,11 +82,11 @@ def alarm(verdicts: list[Verdict], due: int | None) -> Verdict | None:
     """The alarm that stands at step `due`, else the first after it; without a collapse any alarm at all."""
     standing = None
     for verdict in verdicts:
+        if standing is not None and (due is None or verdict.step > due):
+            break
         if verdict.kind == "collapse":
             standing = verdict
-            if due is None or verdict.step > due:
-                return verdict
-        elif verdict.kind == "recovery" and due is not None and verdict.step <= due:
+        elif verdict.kind == "recovery":
             standing = None
     return standing
 

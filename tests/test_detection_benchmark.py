@@ -51,6 +51,22 @@ def test_whether_an_alarm_is_unfounded(detection, multi, step, expected):
     assert detection.unfounded([verdict], rows, 0.1, 20) == expected
 
 
+VERDICTS = {
+    "an alarm that stands": ([("collapse", 20)], 30, 20),
+    "an alarm after it was due": ([("collapse", 50)], 30, 50),
+    "an alarm taken back before": ([("collapse", 10), ("recovery", 20), ("collapse", 50)], 30, 50),
+    "an alarm taken back only afterwards": ([("collapse", 20), ("recovery", 40), ("collapse", 50)], 30, 20),
+    "no collapse, so any alarm": ([("collapse", 10), ("recovery", 20), ("collapse", 50)], None, 10),
+    "none": ([("constant", 10)], 30, None),
+}
+
+
+@pytest.mark.parametrize(("verdicts", "due", "expected"), VERDICTS.values(), ids=VERDICTS)
+def test_the_alarm_that_counts_is(detection, verdicts, due, expected):
+    found = detection.alarm([detection.Verdict(kind, step, step, "", "high") for kind, step in verdicts], due)
+    assert (found and found.step) == expected
+
+
 def test_a_run_at_chance_all_along_is_neither_healthy_nor_collapsing(detection):
     rows = [{"step": k, "multi": 0.1, "single": 0.5, "clean": 0.8} for k in range(5)]
     assert detection.kind_of(rows, 0.1, 2, None) == "never robust"

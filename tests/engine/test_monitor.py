@@ -79,6 +79,14 @@ PROBED = {
         [*RISING, *[fallen()] * 3, *RISING[3:]],
         [("collapse", 80, 70), ("recovery", 110, 100)],
     ),
+    "a fall to 0 and back to just above half, E_lin still high": (
+        [*RISING, *[fallen()] * 3, *[fallen(0.2)] * 3],
+        [("collapse", 80, 70)],
+    ),
+    "a fall to 0 and back to just above half": (
+        [*RISING, *[fallen()] * 3, *[straight(0.2)] * 3],
+        [("collapse", 80, 70), ("recovery", 110, 100)],
+    ),
     "two falls": (
         [*RISING, *[fallen()] * 2, *RISING[3:], *[fallen()] * 2],
         [("collapse", 80, 70), ("recovery", 100, 90), ("collapse", 130, 120)],

@@ -21,9 +21,9 @@ Reading = dict[str, Any]
 
 # Single-step accuracy this far above multi-step accuracy: a network that merely forgets loses both.
 _GAP = 0.3
-# A few steps tell too high an accuracy of a network that bends. In six runs on MNIST's digits the share of the best left
-# on the probe was 0.10 above that left by PGD-20 in the median, and less than 0.18 in nine looks of ten, where E_lin was
-# 5e-3 or more; 0.03 where it was less than 1e-3. So a network that bends is back from half only a sixth above it.
+# A few steps tell too high an accuracy of a network that bends: in six runs on MNIST's digits the probe's share of its
+# best was above that of PGD-20 by 0.10 in the median, and by less than 0.18 in nine looks of ten, where E_lin was 5e-3
+# or more; by 0.03 where it was below 1e-3. So a network that bends must be back a sixth above half.
 _LOW = 2 / 3
 # Single-step accuracy above this share of its best has not fallen; a network whose training stumbles loses it as well.
 _KEPT = 0.9
@@ -119,16 +119,14 @@ class Monitor:
     def _judge(self) -> Verdict | None:
         if _diverged(self.readings[-1]):
             return self._diverged()
-        if self.condition == "collapse":
-            epoch = max(2, self.per_epoch)
-            enough = max(0.5 * self._best, ABOVE_CHANCE * _floor(self.readings[-1]["chance"]))
-            low = any(reading["multi"] < enough for reading in self.readings[-epoch:])
-            return None if low else self._recovered(epoch)
-        if self.condition == "constant":
-            return None if _constant(self.readings[-1]) else self._recovered(1)
         fooled = self._fooled()
         fallen = [a or b for a, b in zip(fooled, self._fallen(0.5), strict=True)]
         bad = [a or b for a, b in zip(fooled, self._fallen(_LOW), strict=True)]
+        if self.condition == "collapse":
+            epoch = max(2, self.per_epoch)
+            return None if any(self._still_low(bad)[-epoch:]) else self._recovered(epoch)
+        if self.condition == "constant":
+            return None if _constant(self.readings[-1]) else self._recovered(1)
         if self._lasting(fallen, bad):
             verdict = self._learnt_the_attack(bad) if fooled[-1] else self._collapsed(bad)
             if verdict is not None:
@@ -152,6 +150,14 @@ class Monitor:
             return False
         most = sum(low[-span:]) > span // 2 and (all(bad[-span:]) or jumped[-1])
         return most or (len(low) >= epoch and all(low[-epoch:]))
+
+    def _still_low(self, bad: list[bool]) -> list[bool]:
+        """At which readings accuracy is not back, whatever the single-step one is by now."""
+        nothing = ABOVE_CHANCE * _floor(self.readings[-1]["chance"])
+        shares = [_LOW if jump else 0.5 for jump in self._jumped(bad)]
+        return [
+            one["multi"] < max(share * self._best, nothing) for one, share in zip(self.readings, shares, strict=True)
+        ]
 
     def _jumped(self, bad: list[bool]) -> list[bool]:
         """At which readings the error is a multiple of what is usual now."""
