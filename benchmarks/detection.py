@@ -12,8 +12,8 @@ an epoch or more the collapse was temporary, and where it was at chance all alon
 alarm is not asked for, and right only if the truth was low as well in the epoch before it. All others are healthy. A
 run passes if its collapse is reported no later than an epoch after the fall, or if it is healthy and none is. The fall
 is dated to the first look that shows it, and where accuracy comes and goes, to the one from which it stays low; an
-alarm given before is counted only if it still stands. Runs are in
---runs, each continued where it was cut and never made again; `--only TEXT` picks settings by name.
+alarm given before is counted only if it still stands. Runs are in --runs, each continued where it was cut and never
+made again; `--only TEXT` picks settings by name.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def judged(directory: Path) -> dict[str, Any]:
         "seed": config["seed"],
         "epochs": config["epochs"],
         "steps_per_epoch": steps_per_epoch,
-        "truth": "PGD-20 on test images" if truth else f"{key} on tracking images, once an epoch",
+        "truth": f"PGD-20 on {truth[0]['images']} test images" if truth else f"{key} on tracking images, once an epoch",
         "best": max(row["multi"] for row in rows),
         "final": rows[-1]["multi"],
         "kind": kind,

@@ -26,8 +26,10 @@ from elle.evaluation.names import parse_attacks
 EMBEDDED = [
     *(f"data=mnist5k method=fgsm eps=0.28 seed={seed}" for seed in range(4)),
     *(f"data=mnist5k method=fgsm eps=0.32 seed={seed}" for seed in range(2)),
-    *(f"data=mnist5k method=fgsm eps=0.28 epochs=12 seed={seed}" for seed in range(5)),
-    *(f"data=mnist5k method=fgsm eps=0.32 epochs=12 seed={seed}" for seed in range(5)),
+    *(f"data=mnist5k method=fgsm eps=0.28 epochs=12 seed={seed}" for seed in range(8)),
+    *(f"data=mnist5k method=fgsm eps=0.26 epochs=12 seed={seed}" for seed in range(5)),
+    *(f"data=mnist5k method=fgsm eps=0.3 epochs=12 seed={seed}" for seed in range(4)),
+    *(f"data=mnist5k method=fgsm eps=0.32 epochs=12 seed={seed}" for seed in range(2)),
     *(f"data=mnist5k method=fgsm eps=0.3 activation=gelu epochs=12 seed={seed}" for seed in range(2)),
     *(f"data=mnist5k method=rs-fgsm eps=0.32 epochs=12 seed={seed}" for seed in range(3)),
     "data=mnist5k method=zerograd eps=0.32 epochs=12 seed=0",

@@ -153,10 +153,10 @@ class Monitor:
 
     def _still_low(self, bad: list[bool]) -> list[bool]:
         """At which readings accuracy is not back, whatever the single-step one is by now."""
-        nothing = ABOVE_CHANCE * _floor(self.readings[-1]["chance"])
-        shares = [_LOW if jump else 0.5 for jump in self._jumped(bad)]
+        best, nothing = self._best, ABOVE_CHANCE * _floor(self.readings[-1]["chance"])
         return [
-            one["multi"] < max(share * self._best, nothing) for one, share in zip(self.readings, shares, strict=True)
+            one["multi"] < max((_LOW if jump else 0.5) * best, nothing)
+            for one, jump in zip(self.readings, self._jumped(bad), strict=True)
         ]
 
     def _jumped(self, bad: list[bool]) -> list[bool]:
