@@ -67,7 +67,8 @@ CIFAR10 = [
 SET_ON = {
     *(f"mnist5k-fgsm-0.28-{seed}" for seed in range(4)),
     *("mnist5k-fgsm-0.32-0", "mnist5k-fgsm-0.32-1", "mnist5k-n-fgsm-0.36-0"),
-    *("mnist5k-elle-a-0.28-0", "mnist5k-elle-a-0.28-12-0"),
+    *(f"mnist5k-elle-a-0.28-{seed}" for seed in range(4)),
+    *("mnist5k-elle-a-0.28-12-0", "mnist5k-fgsm-0.1-0"),
     *("digits-fgsm-0.2-0", "digits-fgsm-0.2-1", "digits-fgsm-0.15-0", "digits-n-fgsm-0.1-0"),
     *("digits-elle-a-0.2-0", "digits-elle-a-0.2-1", "digits-fgsm-0.3-0", "digits-rs-fgsm-0.3-0"),
     *("cifar10-fgsm-8-255-0", "cifar10-fgsm-16-255-0", "cifar10-slat-8-255-0"),
