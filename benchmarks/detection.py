@@ -8,9 +8,12 @@
 The truth is PGD-20 on test images, in the precision of training, at every look of the monitor. By the definition of
 docs/collapse.md a run has collapsed where it falls below half of its best and stays there to the end, for an epoch at
 least, or where it never was robust and ends answering attacked images better than clean ones. Where it came back after
-an epoch or more the collapse was temporary (an alarm is right but not asked for); all others are healthy. A run
-passes if its collapse is reported no later than an epoch after the fall, or if it is healthy and none is. Runs are in
---runs, each continued where it was cut and never made again; `--only TEXT` picks settings by name.
+an epoch or more the collapse was temporary, and where it was at chance all along the run was never robust: there an
+alarm is not asked for, and right only if the truth was low as well in the epoch before it. All others are healthy. A
+run passes if its collapse is reported no later than an epoch after the fall, or if it is healthy and none is. The fall
+is dated to the first look that shows it, and where accuracy comes and goes, to the one from which it stays low; an
+alarm given before is counted only if it still stands. Runs are in --runs, each continued where it was cut and never
+made again; `--only TEXT` picks settings by name.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,8 @@ from detection_runs import CIFAR10, EMBEDDED, SET_ON, make_run, name_of, run_all
 
 from elle.engine.monitor import ABOVE_CHANCE, Monitor, Reading, Verdict, collapsed_readings
 from elle.errors import InputError, WorkError
+
+KINDS = ("collapsing", "temporary", "never robust", "healthy")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -47,27 +53,54 @@ def collapse_start(rows: list[Reading], chance: float, epoch: int) -> int | None
 
 def early_start(rows: list[Reading]) -> int | None:
     """Of a run that never was robust: where it first answered attacked images better than clean ones, as at its end."""
-    leaking = [row["single"] >= row["clean"] + 0.1 and row["multi"] < 0.5 * row["single"] for row in rows]
-    return leaking.index(True) if leaking[-1] else None
+    bad = [leaking(row) for row in rows]
+    return bad.index(True) if bad[-1] else None
+
+
+def leaking(row: Reading) -> bool:
+    return bool(row["single"] >= row["clean"] + 0.1 and row["multi"] < 0.5 * row["single"])
 
 
 def temporary(rows: list[Reading], chance: float, epoch: int) -> bool:
-    """Whether it was collapsed for `epoch` rows in a row, at any time."""
-    bad = collapsed_readings([row["multi"] for row in rows], [row["single"] for row in rows], chance)
+    """Whether it was collapsed for `epoch` rows in a row, at any time.
+
+    The shares are written out: what is true does not change with the monitor's thresholds.
+    """
+    bad = collapsed_readings([row["multi"] for row in rows], [row["single"] for row in rows], chance, 0.5, kept=0.9)
     return any(all(bad[k : k + epoch]) for k in range(len(bad) - epoch + 1))
+
+
+def kind_of(rows: list[Reading], chance: float, epoch: int, fall: int | None) -> str:
+    if fall is not None:
+        return "collapsing"
+    if max(row["multi"] for row in rows) <= ABOVE_CHANCE * chance:
+        return "never robust"
+    return "temporary" if temporary(rows, chance, epoch) else "healthy"
 
 
 def alarm(verdicts: list[Verdict], due: int | None) -> Verdict | None:
     """The alarm that stands at step `due`, else the first after it; without a collapse any alarm at all."""
     standing = None
     for verdict in verdicts:
+        if standing is not None and (due is None or verdict.step > due):
+            break
         if verdict.kind == "collapse":
             standing = verdict
-            if due is None or verdict.step > due:
-                return verdict
-        elif verdict.kind == "recovery" and due is not None and verdict.step <= due:
+        elif verdict.kind == "recovery":
             standing = None
     return standing
+
+
+def unfounded(verdicts: list[Verdict], rows: list[Reading], chance: float, epoch: int) -> int:
+    """Alarms in whose last `epoch` steps the truth was never below half of its best so far, nor labels read off."""
+    bests = accumulate((row["multi"] for row in rows), max)
+    low = [
+        row["step"]
+        for row, best in zip(rows, bests, strict=True)
+        if row["multi"] < 0.5 * best > 0.5 * ABOVE_CHANCE * chance or leaking(row)
+    ]
+    alarms = [verdict.step for verdict in verdicts if verdict.kind == "collapse"]
+    return sum(not any(step - epoch <= one <= step for one in low) for step in alarms)
 
 
 def judged(directory: Path) -> dict[str, Any]:
@@ -88,14 +121,20 @@ def judged(directory: Path) -> dict[str, Any]:
     chance = 1 / len(result["classes"])
     fall = collapse_start(rows, chance, window)
     start = None if fall is None else rows[fall]["step"]
-    kind = "healthy" if not temporary(rows, chance, window) else "temporary"
+    kind = kind_of(rows, chance, window, fall)
     monitor = Monitor(per_epoch)
     for reading in probes:
         monitor.observe(reading)
     found = alarm(monitor.verdicts, None if start is None else start + steps_per_epoch)
     detected = found.step if found else None
     delay = None if start is None or detected is None else (detected - start) / steps_per_epoch
-    passed = kind == "temporary" or detected is None if start is None else delay is not None and delay <= 1
+    groundless = unfounded(monitor.verdicts, rows, chance, steps_per_epoch)
+    passed = {
+        "collapsing": delay is not None and delay <= 1,
+        "temporary": groundless == 0,
+        "never robust": groundless == 0,
+        "healthy": detected is None,
+    }[kind]
     return {
         "run": directory.name,
         "held_out": directory.name not in SET_ON,
@@ -106,14 +145,15 @@ def judged(directory: Path) -> dict[str, Any]:
         "seed": config["seed"],
         "epochs": config["epochs"],
         "steps_per_epoch": steps_per_epoch,
-        "truth": "PGD-20 on test images" if truth else f"{key} on tracking images, once an epoch",
+        "truth": f"PGD-20 on {truth[0]['images']} test images" if truth else f"{key} on tracking images, once an epoch",
         "best": max(row["multi"] for row in rows),
         "final": rows[-1]["multi"],
-        "kind": kind if start is None else "collapsing",
+        "kind": kind,
         "collapse_step": start,
         "detected_step": detected,
         "delay_epochs": delay,
         "verdicts": [verdict.kind for verdict in monitor.verdicts],
+        "unfounded_alarms": groundless,
         "evidence": found.evidence if found else None,
         "passed": passed,
     }
@@ -124,7 +164,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def counts(rows: list[dict[str, Any]]) -> dict[str, int]:
-    of = {kind: [row for row in rows if row["kind"] == kind] for kind in ("collapsing", "temporary", "healthy")}
+    of = {kind: [row for row in rows if row["kind"] == kind] for kind in KINDS}
     return {
         "collapsing": len(of["collapsing"]),
         "in_time": sum(row["passed"] for row in of["collapsing"]),
@@ -133,13 +173,16 @@ def counts(rows: list[dict[str, Any]]) -> dict[str, int]:
         "false_alarms": sum(not row["passed"] for row in of["healthy"]),
         "temporary": len(of["temporary"]),
         "temporary_reported": sum(row["detected_step"] is not None for row in of["temporary"]),
+        "never_robust": len(of["never robust"]),
+        "never_robust_reported": sum(row["detected_step"] is not None for row in of["never robust"]),
+        "unfounded_alarms": sum(row["unfounded_alarms"] for row in rows),
     }
 
 
 def print_row(row: dict[str, Any]) -> None:
     truth, found = row["collapse_step"], row["detected_step"]
     print(
-        f"{'ok  ' if row['passed'] else 'FAIL'} {row['run']:44} {row['kind']:10} "
+        f"{'ok  ' if row['passed'] else 'FAIL'} {row['run']:44} {row['kind']:12} "
         f"best {row['best']:6.1%} final {row['final']:6.1%}  "
         f"collapse {truth if truth is not None else '-':>6}  detected {found if found is not None else '-':>6}  "
         f"{'' if row['delay_epochs'] is None else format(row['delay_epochs'], '+.2f') + ' epochs'}  "

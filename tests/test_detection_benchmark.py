@@ -36,6 +36,43 @@ def test_the_truth_of(detection, multi, single, clean, start, temporary):
     assert detection.temporary(rows, 0.1, 2) is temporary
 
 
+ALARMS = {
+    "a low epoch before it": ([0.3, 0.4, 0.1, 0.4], 30, 0),
+    "low only long before it": ([0.3, 0.1, 0.4, 0.4, 0.4], 50, 1),
+    "low only after it": ([0.3, 0.4, 0.4, 0.1], 30, 1),
+    "half of nothing": ([0.1, 0.1, 0.0, 0.0], 30, 1),
+}
+
+
+@pytest.mark.parametrize(("multi", "step", "expected"), ALARMS.values(), ids=ALARMS)
+def test_whether_an_alarm_is_unfounded(detection, multi, step, expected):
+    rows = [{"step": 10 * k, "multi": level, "single": 0.5, "clean": 0.8} for k, level in enumerate(multi, 1)]
+    verdict = detection.Verdict("collapse", step, step, "", "high")
+    assert detection.unfounded([verdict], rows, 0.1, 20) == expected
+
+
+VERDICTS = {
+    "an alarm that stands": ([("collapse", 20)], 30, 20),
+    "an alarm after it was due": ([("collapse", 50)], 30, 50),
+    "an alarm taken back before": ([("collapse", 10), ("recovery", 20), ("collapse", 50)], 30, 50),
+    "an alarm taken back only afterwards": ([("collapse", 20), ("recovery", 40), ("collapse", 50)], 30, 20),
+    "no collapse, so any alarm": ([("collapse", 10), ("recovery", 20), ("collapse", 50)], None, 10),
+    "none": ([("constant", 10)], 30, None),
+}
+
+
+@pytest.mark.parametrize(("verdicts", "due", "expected"), VERDICTS.values(), ids=VERDICTS)
+def test_the_alarm_that_counts_is(detection, verdicts, due, expected):
+    found = detection.alarm([detection.Verdict(kind, step, step, "", "high") for kind, step in verdicts], due)
+    assert (found and found.step) == expected
+
+
+def test_a_run_at_chance_all_along_is_neither_healthy_nor_collapsing(detection):
+    rows = [{"step": k, "multi": 0.1, "single": 0.5, "clean": 0.8} for k in range(5)]
+    assert detection.kind_of(rows, 0.1, 2, None) == "never robust"
+    assert detection.kind_of([*rows, rows[0] | {"multi": 0.2}], 0.1, 2, None) == "healthy"
+
+
 @pytest.mark.parametrize(("fall", "kind", "detected"), [(3, "collapsing", 35), (None, "healthy", None)])
 def test_a_finished_run_is_judged_from_its_files(detection, tmp_path, fall, kind, detected):
     path = run_directory(tmp_path / "run", fall=fall)
