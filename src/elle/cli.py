@@ -12,7 +12,7 @@ from elle import cli_evaluation
 from elle.cli_data import app as data_app
 from elle.cli_data import list_datasets
 from elle.config import KEYS, check_radius, load_config, parse_radius, parse_words
-from elle.errors import InputError, WorkError
+from elle.errors import InputError, WorkError, tell
 from elle.printing import print_accuracies, print_json, print_rows, print_table
 from elle.version import __version__
 
@@ -55,7 +55,7 @@ def main() -> None:
         if "\n" in message.strip():  # `elle` alone: not an error but its help
             problem.show()
             sys.exit(code)
-    print(f"elle: {' '.join(message.split())}", file=sys.stderr)
+    tell(message)
     sys.exit(code)
 
 
@@ -120,9 +120,15 @@ def train(
     settings = load_config(words, config)
     settings.resolved()
 
+    from elle.engine.launch import launch_ranks, speaks
     from elle.engine.loop import run_directory
     from elle.engine.loop import train as run_training
 
+    if launch_ranks(settings, sys.argv[1:]):
+        return
+    if not speaks():
+        run_training(settings, resume=resume, start_from=start_from)
+        return
     with TrainingProgress(to_stderr=as_json) as progress:
         watcher = progress.watcher()
         if tensorboard:

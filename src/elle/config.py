@@ -110,6 +110,9 @@ class Config(BaseModel):
     seed: int = Field(0, ge=0, lt=2**63, description="of weights, data order, and every random draw")
     out: str | None = Field(None, description="the run directory; otherwise runs/ and a name made of the settings")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1")
+    devices: int = Field(1, ge=1, description="processes that train together, a GPU each; more than 1 starts torchrun")
+    sync_bn: bool = Field(False, description="BatchNorm's statistics over all devices' images, not each one's own")
+    accumulate: int = Field(1, ge=1, description="micro-batches in which a device works on its part of a batch")
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = Field(
         "auto", description="auto: fp16 on a GPU, fp32 on a CPU"
     )
@@ -138,7 +141,7 @@ class Config(BaseModel):
     def differences(self, other: Config) -> list[str]:
         """The keys on which two configurations train different models."""
         free = {"root", "out", "device", "compile", "eval_every", "track", "final", "max_steps"}
-        free |= {"probe_every", "on_collapse", "workers"}
+        free |= {"probe_every", "on_collapse", "workers", "devices", "accumulate"}
         mine, theirs = self.model_dump(), other.model_dump()
         return [key for key in mine if key not in free and mine[key] != theirs[key]]
 

@@ -2,7 +2,9 @@
 
 import difflib
 import os
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class InputError(ValueError):
@@ -15,6 +17,19 @@ class WorkError(RuntimeError):
     """The input was fine but the work failed (a full disk, a diverged run)."""
 
     exit_code = 1
+
+
+REASONS = "ELLE_REASONS"
+"""In the environment of the processes that `devices=N` starts: a folder where each leaves why it failed."""
+
+
+def tell(message: str) -> None:
+    """The one line about a failure: on stderr, or to the process that started this one and speaks for all ranks."""
+    line, rank = " ".join(message.split()), os.environ.get("RANK", "0")
+    if folder := os.environ.get(REASONS):
+        Path(folder, f"rank-{rank}").write_text(line, encoding="utf-8")
+        return
+    print(f"elle: rank {rank}: {line}" if "RANK" in os.environ else f"elle: {line}", file=sys.stderr)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

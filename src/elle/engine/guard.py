@@ -14,7 +14,7 @@ from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Linearity
 from elle.data.registry import find_dataset
 from elle.engine import checkpoint
-from elle.engine.monitor import Kind, Verdict
+from elle.engine.monitor import Kind, Reading, Verdict
 from elle.engine.probe import IMAGES, CollapseMonitor
 from elle.engine.runtime import autocast
 from elle.engine.step import RECORDED
@@ -70,11 +70,17 @@ class Guard:
         assert monitor is not None
         rows = run.step.records[max(0, position - self.every) : position].nanmean(0).tolist()
         means = {name: value if math.isfinite(value) else None for name, value in zip(RECORDED, rows, strict=True)}
-        with autocast(run.device, run.precision):
-            verdict = monitor.check(
-                run.step.model, run.done, loss=means["loss"], accuracy=means["accuracy"], rate=float(run.step.lr)
-            )
-        checkpoint.append_line(run.directory / "probes.jsonl", monitor.readings[-1])
+        known = {"loss": means["loss"], "accuracy": means["accuracy"], "rate": float(run.step.lr)}
+
+        def check() -> tuple[Verdict | None, Reading]:
+            with autocast(run.device, run.precision):
+                return monitor.check(run.step.model, run.done, **known), monitor.readings[-1]
+
+        # One rank's eyes for all: what is decided must be the same on each.
+        verdict, reading = run.ranks.from_first(check)
+        if not run.ranks.first:
+            monitor.observe(reading)
+        run.write_line("probes.jsonl", reading)
         if monitor.healthy:
             self.tensors = {name: value.detach().clone() for name, value in run.step.state().items()}
             self.step = run.done
@@ -132,6 +138,8 @@ class Guard:
 
     def _keep_both_networks(self) -> None:
         """Write the network before the collapse and the collapsed one, to be looked at (`elle plot`)."""
+        if not self.run.ranks.first:
+            return
         kept = self.tensors or {}
         before = {name.removeprefix("model."): kept[name] for name in kept if name.startswith("model.")}
         states = {"before": (self.step, before), "after": (self.run.done, self.run.step.model.state_dict())}

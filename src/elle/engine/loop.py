@@ -20,9 +20,12 @@ from elle.data.image_folder import filled_in, training_source
 from elle.data.registry import dataset_statistics, load_dataset
 from elle.data.resident import to_tensors
 from elle.data.sources import ImageSet
+from elle.data.workers import usable_workers
 from elle.engine import checkpoint
+from elle.engine.batchnorm import synchronise
 from elle.engine.guard import Guard
 from elle.engine.monitor import Verdict, collapse_epoch
+from elle.engine.ranks import ALONE, Ranks, joined, own_device, restarted
 from elle.engine.runtime import (
     GraphedStep,
     autocast,
@@ -84,27 +87,34 @@ def train(
     `resume` continues from the newest checkpoint (and starts afresh where there is none); `start_from` from that one.
     """
     config = config.resolved()
-    directory = run_directory(config)
-    # Built before the directory is touched: what the input gets wrong leaves no empty folder behind.
-    run = Run(config, directory, watcher or Watcher())
-    with checkpoint.RunLock(directory):
-        existing = checkpoint.checkpoints(directory)
-        if existing and not resume and start_from is None:
-            raise InputError(f"{directory} already holds a run; continue it with --resume or choose another --out")
-        if start_from is not None or existing:
-            run.resume(start_from or existing[-1])
-        else:
-            checkpoint.write_atomically(directory / "config.toml", run.config.to_toml().encode())
-        with contextlib.closing(run.step.data):
+    with joined(pick_device(own_device(config.device))) as ranks:
+        # Built before the directory is touched: what the input gets wrong leaves no empty folder behind.
+        run = Run(config, run_directory(config), (watcher if ranks.first else None) or Watcher(), ranks)
+        with contextlib.ExitStack() as held, contextlib.closing(run.step.data):
+            start = ranks.from_first(lambda: _opened(run, held, resume or restarted(), start_from))
+            if start is not None:
+                run.resume(start)
             return run.finish()
+
+
+def _opened(run: Run, held: contextlib.ExitStack, resume: bool, start_from: Path | None) -> Path | None:
+    """Take the run directory, until `held` is closed; the checkpoint to continue from, if there is one."""
+    directory = run.directory
+    held.enter_context(checkpoint.RunLock(directory))
+    existing = checkpoint.checkpoints(directory)
+    if existing and not resume and start_from is None:
+        raise InputError(f"{directory} already holds a run; continue it with --resume or choose another --out")
+    if start_from is None and not existing:
+        checkpoint.write_atomically(directory / "config.toml", run.config.to_toml().encode())
+    return start_from or (existing[-1] if existing else None)
 
 
 class Run:
     """One run's parts and its position in the schedule."""
 
-    def __init__(self, config: Config, directory: Path, watcher: Watcher) -> None:
-        self.config, self.directory, self.watcher = config, directory, watcher
-        self.device = pick_device(config.device)
+    def __init__(self, config: Config, directory: Path, watcher: Watcher, ranks: Ranks = ALONE) -> None:
+        self.config, self.directory, self.watcher, self.ranks = config, directory, watcher, ranks
+        self.device = pick_device(own_device(config.device) if ranks.count > 1 else config.device)
         self.precision = pick_precision(config.precision, self.device)
         self.attacks, self.metrics = parse_track(config.track, config.norm)
         parse_attacks(config.final, config.norm)
@@ -145,10 +155,13 @@ class Run:
             crop=_given(config.crop),
             flip=_given(config.flip),
             loading=config.loading,
-            workers=config.workers,
+            workers=config.workers if self.ranks.count == 1 else self._own_workers(),
             cache=config.cache,
+            rank=self.ranks.rank,
+            ranks=self.ranks.count,
         )
         self.batch = min(_given(config.batch), len(data))
+        self.share = self.ranks.share(self.batch, config.accumulate)
         self.steps_per_epoch = len(data) // self.batch
         self.total_steps = self.steps_per_epoch * _given(config.epochs)
         shape = images.test.x.shape
@@ -161,6 +174,10 @@ class Run:
         )
         self.method.check(model)
         model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # The same by their seed; a network of the user's may draw elsewhere.
+        self.ranks.copy_from_first([*model.parameters(), *model.buffers()])
+        if config.sync_bn and self.ranks.count > 1:
+            model = synchronise(model, self.ranks)
         step = Step(
             model.train(),
             self.method,
@@ -171,15 +188,22 @@ class Run:
             precision=self.precision,
             steps_per_epoch=self.steps_per_epoch,
             total_steps=self.total_steps,
+            ranks=self.ranks,
+            accumulate=config.accumulate,
         )
-        step.prepare(self.batch, shape[1:])
+        step.prepare(self.share, shape[1:])
         return step, to_tensors(validation if len(validation) else images.test, self.device)
 
     def _runnable(self) -> Callable[[Tensor], None]:
         """The step, captured in a CUDA graph where there is a GPU."""
         if self.device.type == "cuda" and self.config.compile != "off":
-            return GraphedStep(self.step, self.batch, self.device)
+            return GraphedStep(self.step, self.share, self.device)
         return self.step
+
+    def _own_workers(self) -> int:
+        """Decoding processes of this rank: all of a machine's ranks together use its cores once."""
+        cores = usable_workers(None) // self.ranks.on_this_machine
+        return max(1, cores) if self.config.workers is None else self.config.workers
 
     @property
     def last_step(self) -> int:
@@ -187,7 +211,8 @@ class Run:
 
     def resume(self, path: Path) -> None:
         """Continue from a checkpoint of this very run."""
-        tensors, header = checkpoint.load_checkpoint(path)
+        # Read once: the others may be on machines that do not see the file.
+        tensors, header = self.ranks.from_first(lambda: checkpoint.load_checkpoint(path))
         missing = [key for key in ("config", "step", "history", "epoch_seconds") if key not in header]
         if missing:
             raise InputError(f"{path} is not a whole checkpoint: its header has no {missing[0]!r}")
@@ -210,6 +235,8 @@ class Run:
 
     def rewrite(self) -> None:
         """Make the run directory that of a run which has come to step `done` and no further."""
+        if not self.ranks.first:
+            return
         checkpoint.write_lines(self.directory / "metrics.jsonl", self.history)
         if self.guard.monitor is not None:
             checkpoint.write_lines(self.directory / "probes.jsonl", self.guard.monitor.readings)
@@ -231,7 +258,12 @@ class Run:
         self.watcher.started(self.config, self.last_step, self.done)
         if not self.history and self.done == 0:
             self.rewrite()
-        with stop_signals() as stopped:
+        with stop_signals(insistent=self.ranks.count == 1) as heard:
+
+            def stopped() -> str | None:
+                must = self.done % self.steps_per_epoch == 0 or self.done == self.last_step
+                return self.ranks.stop_signal(heard(), self.done, must)
+
             while self.done < self.last_step:
                 self._epoch(stopped)
         if part := self.done % self.steps_per_epoch:
@@ -251,9 +283,9 @@ class Run:
             self.watcher.stepped(self.done)
             if self.guard.due() and self.guard.look(k + 1, self.epoch_seconds + time.perf_counter() - started):
                 return  # rolled back: the loop goes on from another step
-            if stopped() and k + 1 < self.steps_per_epoch:
+            if k + 1 < self.steps_per_epoch and (signal_name := stopped()):
                 self.epoch_seconds += time.perf_counter() - started
-                self._stop(stopped())
+                self._stop(signal_name)
             if self.done == self.last_step:
                 break
         rows = self.step.records[: k + 1].cpu()  # waits for the device
@@ -262,16 +294,16 @@ class Run:
             self.save()
             return
         self._record(epoch, rows)
-        if stopped():
-            self._stop(stopped())
+        if signal_name := stopped():
+            self._stop(signal_name)
 
     def _stage(self, epoch: int, step: int) -> None:
         """Have the batch ready; where that fails (a damaged file, a dead worker), what is trained is saved first."""
         try:
             self.step.data.stage(epoch, step)
         except WorkError as problem:
-            if self.done == 0:
-                raise
+            if self.done == 0 or self.ranks.count > 1:
+                raise  # saving is for all ranks together, and the others know nothing of this
             self._keep()
             raise WorkError(
                 f"{problem}; the run is saved at step {self.done}; "
@@ -284,7 +316,8 @@ class Run:
         if self.order is None or self.order[0] != turn:
             self.order = turn, self.step.data.order(self.config.seed, turn)
         self._stage(turn, place)
-        return self.order[1][place * self.batch : (place + 1) * self.batch]
+        first = place * self.batch + self.ranks.rank * self.share
+        return self.order[1][first : first + self.share]
 
     def _record(self, epoch: int, rows: Tensor) -> None:
         """Write down an epoch, and a checkpoint where the epoch is whole."""
@@ -302,11 +335,11 @@ class Run:
         record["seconds"] = round(self.epoch_seconds, 3)
         last = self.done == self.last_step
         if self.config.eval_every and ((epoch + 1) % self.config.eval_every == 0 or last):
-            record |= self._track()
+            record |= self.ranks.from_first(self._track)
         already = self.collapse()
         self.history.append(record)
-        checkpoint.append_line(self.directory / "metrics.jsonl", record)
-        checkpoint.append_line(self.directory / "steps.jsonl", _columns(epoch + 1, self.done, rows))
+        self.write_line("metrics.jsonl", record)
+        self.write_line("steps.jsonl", _columns(epoch + 1, self.done, rows))
         if self.done % self.steps_per_epoch == 0:
             self.epoch_seconds = 0.0
             self.step.position.zero_()
@@ -348,7 +381,7 @@ class Run:
     def _fit(self, batch: int) -> int:
         """That many images of 32 x 32, fewer larger ones: the memory for them is known to be there, as in a step."""
         pixels: int = self.images.test.x[0, 0].size
-        return min(batch, max(self.batch, 1024 * 32 * 32 // pixels))
+        return min(batch, max(self.share // self.config.accumulate, 1024 * 32 * 32 // pixels))
 
     def collapse(self) -> int | None:
         """The epoch in which this run collapsed for good, as far as its records tell."""
@@ -359,7 +392,8 @@ class Run:
         index = collapse_epoch([record["accuracy"] for record in seen], [record[multi] for record in seen])
         return None if index is None else int(seen[index]["epoch"])
 
-    def save(self) -> Path:
+    def save(self) -> None:
+        """Write a checkpoint, once; the other ranks wait, and end with the first where it cannot."""
         healthy, guarded = self.guard.state()
         header = {
             "version": __version__,
@@ -368,10 +402,16 @@ class Run:
             "history": self.history,
             "epoch_seconds": self.epoch_seconds,
         }
-        return checkpoint.save_checkpoint(self.directory, self.done, self.step.state() | healthy, header | guarded)
+        tensors = self.step.state() | healthy
+
+        def write() -> None:
+            checkpoint.save_checkpoint(self.directory, self.done, tensors, header | guarded)
+
+        self.ranks.from_first(write)
 
     def _keep(self) -> None:
-        if not checkpoint.checkpoint_path(self.directory, self.done).exists():
+        path = checkpoint.checkpoint_path(self.directory, self.done)
+        if not self.ranks.from_first(path.exists):
             self.save()
 
     def _stop(self, signal_name: str | None) -> None:
@@ -384,7 +424,12 @@ class Run:
 
     def event(self, kind: str, **values: Any) -> None:
         line = {"event": kind, "time": round(time.time(), 3)} | values
-        checkpoint.append_line(self.directory / "events.jsonl", line)
+        self.write_line("events.jsonl", line)
+
+    def write_line(self, file: str, value: Any) -> None:
+        """One more line in a file of the run directory, which only the first rank writes."""
+        if self.ranks.first:
+            checkpoint.append_line(self.directory / file, value)
 
     def model_header(self) -> dict[str, Any]:
         config, shape = self.config, self.images.test.x.shape
@@ -393,11 +438,21 @@ class Run:
 
     def _result(self) -> dict[str, Any]:
         config, model = self.config, self.step.model
-        checkpoint.write_tensors(self.directory / "model.safetensors", model.state_dict(), self.model_header())
+        if self.ranks.first:
+            checkpoint.write_tensors(self.directory / "model.safetensors", model.state_dict(), self.model_header())
         self.watcher.said(f"evaluating {config.final} on {len(self.images.test)} test images")
         x, y = self.images.test.x, self.images.test.y  # moved to the device a chunk at a time
         final = evaluate(
-            model, x, y, config.final, _given(config.eps), norm=config.norm, batch=self._fit(500), seed=config.seed
+            model,
+            x,
+            y,
+            config.final,
+            _given(config.eps),
+            norm=config.norm,
+            batch=self._fit(500),
+            seed=config.seed,
+            part=(self.ranks.rank, self.ranks.count),
+            exchange=self.ranks.exchanged,
         )
         epoch_seconds = [record["seconds"] for record in self.history]
         result = {
@@ -405,6 +460,8 @@ class Run:
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
             "precision": self.precision,
+            "ranks": self.ranks.count,
+            "batchnorm": "all ranks" if config.sync_bn and self.ranks.count > 1 else "each rank",
             "config": config.model_dump(),
             "classes": list(self.images.classes),
             "steps": self.done,
@@ -415,7 +472,8 @@ class Run:
             "train_seconds": round(sum(epoch_seconds), 3),
             "test": final,
         }
-        checkpoint.write_json(self.directory / "result.json", result)
+        if self.ranks.first:
+            checkpoint.write_json(self.directory / "result.json", result)
         self.event("finish", step=self.done)
         return result
 

@@ -12,11 +12,17 @@ from elle.core.second_order import twice_differentiable
 from elle.core.subspace import flattened
 from elle.data.resident import Resident
 from elle.data.streaming import Streaming
+from elle.engine.batchnorm import running_statistics
+from elle.engine.draws import Draws
+from elle.engine.ranks import ALONE, Ranks
 from elle.engine.runtime import Precision, autocast
 from elle.methods import Method
 
 RECORDED = ("loss", "accuracy", "error", "weight", "threshold")
 """What each step writes down: the loss and accuracy at its own adversarial points, and the penalty's state."""
+
+_OF_IMAGES = ("x", "delta")
+"""What is kept for each image of a batch, of which a rank has its own."""
 
 # fp16 gradients need scaling; 1024 sufficed in every run measured, and the scaler halves it should one overflow.
 _LOSS_SCALE = 1024.0
@@ -37,8 +43,11 @@ class Step:
         precision: Precision,
         steps_per_epoch: int,
         total_steps: int,
+        ranks: Ranks = ALONE,
+        accumulate: int = 1,
     ) -> None:
         self.model, self.data, self.eps, self.precision = model, data, eps, precision
+        self.ranks, self.accumulate = ranks, accumulate
         self.total_steps = total_steps
         device = self.device = next(model.parameters()).device
         self.lr = torch.zeros((), device=device)
@@ -73,41 +82,100 @@ class Step:
         self.rule = method.weight.start(self.device) if method.weight is not None else {}
 
     def __call__(self, index: Tensor) -> None:
-        """Train on the images at `index` [B]."""
-        method, model = self.method, self.model
-        x, y = self.data.batch(index)
+        """Train on the images at `index` [B], this rank's part of the batch."""
+        draws = Draws(self.ranks.rank, self.ranks.count, self.accumulate)
+        with draws.whole(len(index)):
+            x, y = self.data.batch(index)
         x = self._replayed(x)
         if self.device.type == "cuda":
             x = x.contiguous(memory_format=torch.channels_last)
         self.optimizer.zero_grad(set_to_none=True)
-        when = (self.done, self.done / self.total_steps)
-        error = weight = threshold = x.new_full((), torch.nan)
-        second_order = twice_differentiable() if method.double_backpropagation else contextlib.nullcontext()
-        # One autocast around all passes: the half-precision copies of the weights are made once a step.
-        with autocast(self.device, self.precision), second_order:
-            if isinstance(method.attack, Replay):
-                x_adv = method.attack.points(x, self.kept["delta"])
-            else:
-                x_adv = x if method.attack is None else method.attack(model, x, y, self.eps)
-            loss, logits = method.loss(model, x, y, x_adv, self.eps, when)
-            total = loss
-            if method.regulariser is not None and method.weight is not None:
-                error = method.regulariser(model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
-                rule = method.weight.update(self.rule, error.detach())
-                # A copy: `rule` is overwritten in place below, before the backward that reads the weight.
-                weight, threshold = rule["weight"].clone(), rule["threshold"]
-                total = loss + weight * error
-                for name, value in rule.items():
-                    self.rule[name].copy_(value)
-        self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
+        row = (self._gradient if self.accumulate == 1 else self._accumulated)(x, y, draws)
+        # The one message of the step: gradients, BatchNorm's running statistics and what is written down.
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        self.ranks.average([*gradients, *running_statistics(self.model), row])
         self._update()
-        if isinstance(method.attack, Replay) and x_adv.grad is not None:
-            self.kept["delta"].copy_(method.attack.moved(self.kept["delta"], x_adv.grad, self.eps))
-        accuracy = (logits.detach().argmax(1) == y).float().mean()
-        row = torch.stack([value.detach().float() for value in (loss, accuracy, error, weight, threshold)])
         self.records.index_copy_(0, self.position, row.unsqueeze(0))
         self.position.add_(1)
         self.done.add_(1)
+
+    def _gradient(self, x: Tensor, y: Tensor, draws: Draws) -> Tensor:
+        """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
+        # One autocast around all passes: the half-precision copies of the weights are made once a step.
+        with draws.part(0, len(y)), autocast(self.device, self.precision), self._second_order():
+            loss, error, accuracy, x_adv = self._passes(x, y, self.kept.get("delta"))
+            total = loss if error is None else loss + self._weigh(error) * error
+        self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
+        if x_adv.grad is not None:
+            self._move(self.kept["delta"], x_adv.grad)
+        return self._row(loss, accuracy, error)
+
+    def _accumulated(self, x: Tensor, y: Tensor, draws: Draws) -> Tensor:
+        """The same, a micro-batch at a time; loss and penalty apart, as the weight is known when all have been seen."""
+        count = self.accumulate
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        # In half precision the penalty's gradient needs a scale: the largest weight it may get.
+        scale = (self.method.weight.value if self.method.weight is not None else 0) or 1.0
+        penalty = [torch.zeros_like(parameter) for parameter in parameters]
+        deltas = self.kept["delta"].chunk(count) if "delta" in self.kept else [None] * count
+        seen: list[tuple[Tensor, Tensor]] = []
+        errors: list[Tensor] = []
+        for number, (x_part, y_part, delta) in enumerate(zip(x.chunk(count), y.chunk(count), deltas, strict=True)):
+            with draws.part(number, len(y_part)), autocast(self.device, self.precision), self._second_order():
+                loss, error, accuracy, x_adv = self._passes(x_part, y_part, delta)
+            self.scaler.scale(loss / count).backward(retain_graph=error is not None)  # type: ignore[no-untyped-call]
+            if error is not None:
+                scaled = self.scaler.scale(scale * error / count)
+                found = torch.autograd.grad(scaled, parameters, allow_unused=True, materialize_grads=True)
+                torch._foreach_add_(penalty, found)
+                errors.append(error.detach())
+            if x_adv.grad is not None and delta is not None:
+                self._move(delta, x_adv.grad)
+            seen.append((loss.detach(), accuracy))
+        error = torch.stack(errors).mean() if errors else None
+        if error is not None:
+            share = self._weigh(error) / scale
+            for parameter, gradient in zip(parameters, penalty, strict=True):
+                parameter.grad = share * gradient + (0 if parameter.grad is None else parameter.grad)
+        loss, accuracy = (torch.stack([one[k] for one in seen]).mean() for k in range(2))
+        return self._row(loss, accuracy, error)
+
+    def _passes(self, x: Tensor, y: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """Attack, then the forwards: the loss, the penalty's error if any, the accuracy, and the points trained on."""
+        method, model = self.method, self.model
+        when = (self.done, self.done / self.total_steps)
+        if isinstance(method.attack, Replay):
+            assert delta is not None
+            x_adv = method.attack.points(x, delta)
+        else:
+            x_adv = x if method.attack is None else method.attack(model, x, y, self.eps)
+        loss, logits = method.loss(model, x, y, x_adv, self.eps, when)
+        error = None
+        if method.regulariser is not None and method.weight is not None:
+            error = method.regulariser(model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
+        return loss, error, (logits.detach().argmax(1) == y).float().mean(), x_adv
+
+    def _weigh(self, error: Tensor) -> Tensor:
+        """The weight after its rule has seen the error of all ranks' images: the same on each."""
+        assert self.method.weight is not None
+        rule = self.method.weight.update(self.rule, self.ranks.mean(error.detach()))
+        for name, value in rule.items():
+            self.rule[name].copy_(value)
+        # A copy: the rule is overwritten in place, perhaps before the backward that reads the weight.
+        return self.rule["weight"].clone()
+
+    def _row(self, loss: Tensor, accuracy: Tensor, error: Tensor | None) -> Tensor:
+        nothing = loss.new_full((), torch.nan)
+        penalty = (error, self.rule["weight"], self.rule["threshold"]) if error is not None else (nothing,) * 3
+        return torch.stack([value.detach().float() for value in (loss, accuracy, *penalty)])
+
+    def _second_order(self) -> contextlib.AbstractContextManager[None]:
+        return twice_differentiable() if self.method.double_backpropagation else contextlib.nullcontext()
+
+    def _move(self, delta: Tensor, gradient: Tensor) -> None:
+        """Move a replayed perturbation, in place."""
+        assert isinstance(self.method.attack, Replay)
+        delta.copy_(self.method.attack.moved(delta, gradient, self.eps))
 
     def _replayed(self, x: Tensor) -> Tensor:
         """The new batch where a round of replays begins, otherwise the one that was drawn then."""
@@ -134,13 +202,14 @@ class Step:
                     buffer.zero_()  # momentum of the way back
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that the next step depends on."""
+        """Every tensor that the next step depends on, whatever the number of ranks; all of them ask together."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for number, parameter in enumerate(self.model.parameters()):
             for name, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{number}.{name}"] = value
         tensors |= {f"rule.{name}": value for name, value in self.rule.items()}
-        tensors |= {f"kept.{name}": value for name, value in self.kept.items()}
+        for name, value in self.kept.items():
+            tensors[f"kept.{name}"] = self.ranks.gathered(value) if name in _OF_IMAGES else value
         tensors |= {"records": self.records, "position": self.position, "done": self.done}
         if self.scaler.is_enabled():
             tensors["scale"] = torch.tensor(self.scaler.get_scale())
@@ -160,7 +229,10 @@ class Step:
                     f"{name} is {tuple(saved.shape)} {saved.dtype}, expected {tuple(value.shape)} {value.dtype}"
                 )
             with torch.no_grad():
-                value.copy_(saved)
+                if name.removeprefix("kept.") in _OF_IMAGES:
+                    self.kept[name.removeprefix("kept.")].copy_(self.ranks.own(saved))
+                else:
+                    value.copy_(saved)
         if self.scaler.is_enabled():
             kept = self.scaler.state_dict()
             self.scaler.load_state_dict(kept | {"scale": float(tensors["scale"])})
