@@ -55,7 +55,7 @@ def main() -> None:
         if "\n" in message.strip():  # `elle` alone: not an error but its help
             problem.show()
             sys.exit(code)
-    tell(message)
+    tell(message, code)
     sys.exit(code)
 
 

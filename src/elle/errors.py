@@ -23,11 +23,11 @@ REASONS = "ELLE_REASONS"
 """In the environment of the processes that `devices=N` starts: a folder where each leaves why it failed."""
 
 
-def tell(message: str) -> None:
+def tell(message: str, code: int) -> None:
     """The one line about a failure: on stderr, or to the process that started this one and speaks for all ranks."""
     line, rank = " ".join(message.split()), os.environ.get("RANK", "0")
     if folder := os.environ.get(REASONS):
-        Path(folder, f"rank-{rank}").write_text(line, encoding="utf-8")
+        Path(folder, f"rank-{rank}").write_text(f"{code} {line}", encoding="utf-8")
         return
     print(f"elle: rank {rank}: {line}" if "RANK" in os.environ else f"elle: {line}", file=sys.stderr)
 

@@ -32,9 +32,7 @@ def launch_ranks(config: Config, arguments: list[str]) -> bool:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # What they log at a failure is said in one line below.
-    for name in ("torch.distributed.elastic", "torch.distributed.launcher", "torch.distributed.run"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.disable(logging.CRITICAL)  # what torchrun logs at a failure is said in one line below
     os.environ.setdefault("OMP_NUM_THREADS", "1" if on_gpus else str(_threads_each(config.devices)))
     with tempfile.TemporaryDirectory() as folder:
         os.environ[REASONS] = folder
@@ -57,6 +55,7 @@ def launch_ranks(config: Config, arguments: list[str]) -> bool:
             raise _reason(Path(folder), {}) from None
         finally:
             del os.environ[REASONS]
+            logging.disable(logging.NOTSET)
     return True
 
 
@@ -74,12 +73,14 @@ def _reason(folder: Path, codes: dict[int, int]) -> InputError | WorkError:
                 f"rank {rank} was killed by {name}{memory}; what was saved stays; continue with the same command "
                 f"and --resume"
             )
-    said = {int(file.name.removeprefix("rank-")): file.read_text() for file in folder.glob("rank-*")}
-    causes = {rank: text for rank, text in said.items() if not text.startswith(LOST)} or said
+    found = {int(file.name.removeprefix("rank-")): file.read_text().partition(" ") for file in folder.glob("rank-*")}
+    said = {rank: (int(code), text) for rank, (code, _, text) in found.items()}
+    causes = {rank: one for rank, one in said.items() if not one[1].startswith(LOST)} or said
     if not causes:
         rank, code = min(codes.items(), default=(0, 1))
         return WorkError(f"rank {rank} ended with exit code {code}; continue with the same command and --resume")
     rank = min(causes)
-    alike = len(set(causes.values())) == 1 and len(causes) > 1
-    text = causes[rank] if alike or rank == 0 else f"rank {rank}: {causes[rank]}"
-    return InputError(text) if codes.get(rank) == InputError.exit_code else WorkError(text)
+    code, text = causes[rank]
+    # What the first rank says, or several say alike, is of the whole job.
+    line = text if rank == 0 or len(causes) > len(set(causes.values())) else f"rank {rank}: {text}"
+    return InputError(line) if code == InputError.exit_code else WorkError(line)

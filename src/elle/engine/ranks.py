@@ -161,11 +161,12 @@ def joined(device: torch.device) -> Iterator[Ranks]:
     if count == 1:
         yield ALONE
         return
+    ours = not dist.is_initialized()  # a program that uses elle may have a group already
     with _contact():
-        if device.type == "cuda":
+        if ours and device.type == "cuda":
             torch.cuda.set_device(device)
             dist.init_process_group("nccl", timeout=STEP_TIMEOUT, device_id=device)
-        else:
+        elif ours:
             dist.init_process_group("gloo", timeout=STEP_TIMEOUT)
         control = dist.new_group(backend="gloo", timeout=PATIENCE)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -173,7 +174,7 @@ def joined(device: torch.device) -> Iterator[Ranks]:
     yield ranks
     # Reached only without an error: after one the others may be gone, and taking leave would wait for them.
     ranks.exchanged(None)
-    dist.destroy_process_group()
+    dist.destroy_process_group(None if ours else control)
 
 
 @contextlib.contextmanager
