@@ -25,6 +25,8 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
 
 def test_the_wheel_holds_every_module_the_images_and_the_type_marker(wheel):
     expected = {f"elle/{file.relative_to(ROOT / 'src/elle')}" for file in (ROOT / "src/elle").rglob("*.py")}
+    expected |= {f"elle/recipes/{file.name}" for file in (ROOT / "recipes").glob("*.toml")}
+    assert "elle/recipes/table-2.toml" in expected
     assert expected | {"elle/py.typed", "elle/data/mnist5k.npz"} <= set(wheel.namelist())
     assert not [name for name in wheel.namelist() if "test" in name or name.endswith(".pyc")]
 

@@ -63,7 +63,8 @@ def test_the_python_examples_run_as_printed():
 
 
 def test_the_methods_table_lists_every_row_with_its_cost():
-    table = README[README.index("## Methods") : README.index("## Precision")]
+    page = (ROOT / "docs" / "methods.md").read_text()
+    table = page[: page.index("## Measured")]
     listed = {}
     for line in re.findall(r"^\| (`.*) \|$", table, re.MULTILINE):
         cells = [cell.strip() for cell in line.split("|")]
@@ -71,6 +72,23 @@ def test_the_methods_table_lists_every_row_with_its_cost():
         costs = [int(cost) for cost in cells[-1].split(",")]
         listed |= dict(zip(names, costs if len(costs) == len(names) else costs * len(names), strict=True))
     assert listed == {name: row.cost.total for name, row in METHODS.items() if "+" not in name}
+
+
+def test_the_methods_page_reports_every_run_that_was_measured():
+    (file,) = (ROOT / "benchmarks" / "results").glob("cifar10-short-nvidia-h200-*.json")
+    page = (ROOT / "docs" / "methods.md").read_text()
+    rows = re.findall(r"^\| `([\w+-]+)` \| ([\d.]+) \| ([\d.]+) \| (no|epoch \d+) \|$", page, re.MULTILINE)
+    expected = [
+        (
+            run["method"],
+            f"{100 * run['test']['clean']['accuracy']:.1f}",
+            f"{100 * run['test']['pgd-20']['accuracy']:.1f}",
+            f"epoch {run['collapse_epoch']}" if run["collapse_epoch"] else "no",
+        )
+        for run in json.loads(file.read_text())["runs"]
+        if run["seed"] == 0 and run["eps"] == 8 / 255
+    ]
+    assert sorted(rows) == sorted(expected)
 
 
 def test_the_results_table_is_what_was_measured():

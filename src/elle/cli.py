@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elle import cli_evaluation
+from elle import cli_evaluation, cli_recipes
 from elle.cli_data import app as data_app
 from elle.cli_data import list_datasets
 from elle.config import KEYS, check_radius, load_config, parse_radius, parse_words
@@ -221,6 +221,9 @@ def report(
 app.command()(cli_evaluation.evaluate)
 app.command()(cli_evaluation.compare)
 app.command()(cli_evaluation.show)
+app.command()(cli_recipes.recipes)
+app.command("show-schedule")(cli_recipes.show_schedule)
+app.command()(cli_recipes.tune)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from elle.core.schedules import SCHEDULES
 from elle.data.registry import find_dataset
 from elle.errors import InputError, nearest
 from elle.published import penalty_weight
@@ -77,8 +78,8 @@ class Config(BaseModel):
     lr: float | None = Field(None, gt=0, description="the schedule's highest learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(5e-4, ge=0, description="weight decay of SGD")
-    schedule: Literal["short", "long"] = Field(
-        "short", description="short: up and down, linear; long: drops at 1/2, 3/4"
+    schedule: Literal["short", "short-svhn", "long", "long-svhn", "long-cos", "cos-1000", "imagenet-15"] | None = Field(
+        None, description="of rate and eps (`elle show-schedule NAME`); other than the data's own, it brings its epochs"
     )
     clip: bool | None = Field(None, description="keep adversarial points and triplets in [0, 1]")
     crop: int | None = Field(None, ge=0, description="pixels of padding for random crops; 0 for none")
@@ -127,15 +128,20 @@ class Config(BaseModel):
         return self
 
     def resolved(self) -> Config:
-        """This configuration with every open value filled in from its dataset's row."""
+        """This configuration with every open value filled in from its schedule and its dataset's row."""
         dataset = find_dataset(self.data)
-        open_keys = {key: value for key, value in dataset.defaults.items() if getattr(self, key) is None}
+        defaults = dict(dataset.defaults)
+        schedule: str = self.schedule or defaults["schedule"]
+        if schedule != defaults["schedule"]:
+            chosen = SCHEDULES[schedule]
+            defaults |= {"epochs": chosen.epochs, "lr": chosen.lr, "batch": chosen.batch}
+        open_keys = {key: value for key, value in defaults.items() if getattr(self, key) is None}
         penalty = self.method.rpartition("+")[2]
         if self.weight is None and penalty in dataset.weights:
             weight = dataset.weights[penalty]
             eps: float = open_keys["eps"] if self.eps is None else self.eps
             own = penalty_weight(self.method, self.data, eps, self.model or dataset.defaults["model"])
-            open_keys["weight"] = own or (weight(eps, self.schedule) if callable(weight) else weight)
+            open_keys["weight"] = own or (weight(eps, schedule) if callable(weight) else weight)
         return parse_config(self.model_dump() | open_keys)
 
     def differences(self, other: Config) -> list[str]:

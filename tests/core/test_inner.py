@@ -207,16 +207,16 @@ def test_a_latent_step_moves_an_activation_along_the_sign_of_its_gradient_inside
     loss = F.cross_entropy(network[place + 1 :](hidden), y)
     of_image, of_hidden = torch.autograd.grad(loss, [leaf, hidden])
     torch.testing.assert_close(points, (x + 0.9 * EPS * of_image.sign()).clamp(*channel_range(x)))
-    expected = (output + 1.8 * EPS * of_hidden.sign()).clamp(*channel_range(output))
+    expected = (output + EPS * of_hidden.sign()).clamp(*channel_range(output))
     torch.testing.assert_close(moved, expected)
-    whole = ((moved - output).abs() - 1.8 * EPS).abs() < 1e-5
+    whole = ((moved - output).abs() - EPS).abs() < 1e-5
     assert 0.3 < whole.float().mean() < 1  # most go all the way, some are held by the range
 
 
 def test_a_latent_step_of_a_linear_layer_has_no_range():
     network, (x, y) = smooth_net(64), images(8)
     output, moved, _ = latent_pass(LatentStep(layers="1"), network, x, y, 1)
-    torch.testing.assert_close((moved - output).abs(), torch.full_like(output, 1.8 * EPS), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close((moved - output).abs(), torch.full_like(output, EPS), rtol=1e-4, atol=1e-6)
 
 
 def test_without_steps_the_latent_loss_is_the_clean_one():
@@ -226,9 +226,9 @@ def test_without_steps_the_latent_loss_is_the_clean_one():
     torch.testing.assert_close(loss, F.cross_entropy(network(x), y))
 
 
-def test_the_default_layers_are_the_first_convolution_and_the_first_block():
+def test_the_default_layers_are_the_first_convolution_and_the_first_stage():
     resnet = build_model("preact-resnet18", (3, 8, 8), 10)
-    assert LatentStep().modules(resnet) == [resnet.conv, resnet.blocks[0]]
+    assert LatentStep().modules(resnet) == [resnet.conv, resnet.blocks[1]]  # two blocks a stage
     plain = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
     assert LatentStep().modules(plain) == [plain[0], plain[2]]
     assert LatentStep().modules(conv_net())[0].in_channels == 1
@@ -269,7 +269,7 @@ def test_a_layer_that_is_called_twice_is_moved_at_each_call():
         hidden = x
         for slope in slopes:
             output = network.shared(hidden)
-            hidden = (output + 1.8 * EPS * slope.sign()).clamp(*channel_range(output)).tanh()
+            hidden = (output + EPS * slope.sign()).clamp(*channel_range(output)).tanh()
         expected = network.last(hidden.flatten(1))
     _, logits = LatentStep(alpha=0, layers="shared")(network, x, y, x, EPS, when())
     torch.testing.assert_close(logits, expected)

@@ -1,6 +1,7 @@
 """A whole run: what it writes, what its seed decides, when it stops, and what it refuses before it starts."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from elle.config import load_config
 from elle.engine import checkpoint
 from elle.engine.loop import Watcher, run_directory, train
+from elle.engine.step import Step
 from elle.errors import InputError, WorkError
 
 from ..data.layouts import write_npz
@@ -288,3 +290,20 @@ def test_every_variant_of_the_penalty_trains(settings, tmp_path, option):
     train(settings("method=elle", "weight=1", f"method.regulariser.{option}", "max_steps=3"))
     (record,) = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert record["error"] > 0
+
+
+def test_eps_grows_with_its_schedule_and_the_monitor_waits_for_it(settings, monkeypatch):
+    seen = []
+
+    def remember(step, index):
+        seen.append(float(step.eps))
+        return original(step, index)
+
+    original = Step.__call__
+    monkeypatch.setattr(Step, "__call__", remember)
+    train(settings("schedule=short-svhn", "epochs=3", "probe_every=6", out="growing"))
+    assert len(seen) == 54
+    assert seen[:18] == pytest.approx([0.3 * (k + 0.5) / 18 for k in range(18)])
+    assert seen[18:] == [0.3] * 36
+    probes = checkpoint.read_lines(Path(settings(out="growing").out) / "probes.jsonl")
+    assert [probe["step"] for probe in probes] == list(range(18, 55, 6))

@@ -187,3 +187,25 @@ def test_the_learning_rate_is_read_at_every_step():
     step.lr.fill_(0.1)
     take(step, 0)
     assert any(not torch.equal(old, new) for old, new in zip(before, parameters(step), strict=True))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_eps_as_a_tensor_attacks_the_points_that_a_number_does(method):
+    kept = []
+    for eps in (None, 0.1):
+        step = make_step(method)
+        if eps is not None:
+            step.eps = eps
+        take(step, 0, 1)
+        kept.append(parameters(step))
+    assert all(torch.equal(a, b) for a, b in zip(*kept, strict=True))
+
+
+def test_the_step_attacks_within_the_eps_it_is_filled_with():
+    step, seen = make_step("pgd-10"), []
+    step.model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().clone()))
+    for eps in (0.0, 0.02, 0.1):
+        step.eps.fill_(eps)
+        seen.clear()
+        take(step, 0)
+        assert float((seen[-1] - seen[0]).abs().max()) == pytest.approx(eps, abs=1e-6)

@@ -114,10 +114,10 @@ class LatentStep:
 
     alpha: float = 0.9
     """The input's step, in units of eps."""
-    latent: float = 1.8
-    """The activations' step, in units of eps."""
+    latent: float = 1.0
+    """The activations' step, in units of eps: the published code steps 1.8 eps and holds it to eps."""
     layers: str = ""
-    """Names of modules, with commas; none: the first convolution and the first block, as published."""
+    """Names of modules, with commas; none: the first convolution and the first stage, as published."""
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, eps: float | Tensor, when: When
@@ -146,7 +146,7 @@ class LatentStep:
         """The modules whose outputs are moved; ValueError names one that the network does not have."""
         named = dict(model.named_modules())
         if not self.layers:
-            return _first_convolution_and_block(named)
+            return _first_convolution_and_stage(model)
         names = dict.fromkeys(name.strip() for name in self.layers.split(",") if name.strip())
         for name in names:
             if name not in named:
@@ -155,24 +155,26 @@ class LatentStep:
         return [named[name] for name in names]
 
 
-def _first_convolution_and_block(named: dict[str, nn.Module]) -> list[nn.Module]:
-    """The first convolution, and the first smallest module of two or more; where there is none, the second one."""
+def _first_convolution_and_stage(model: nn.Module) -> list[nn.Module]:
+    """The first convolution, and the last block before one that shrinks the map; without blocks, the second one."""
 
-    def convolutions(module: nn.Module) -> int:
-        return sum(isinstance(part, nn.Conv2d) for part in module.modules())
+    def convolutions(module: nn.Module) -> list[nn.Conv2d]:
+        return [part for part in module.modules() if isinstance(part, nn.Conv2d)]
 
-    first = [module for module in named.values() if isinstance(module, nn.Conv2d)]
-    if not first:
+    every = convolutions(model)
+    if not every:
         raise ValueError("the network has no convolution; name layers whose outputs to move")
-    whole = named[""]
     blocks = [
         module
-        for module in named.values()
-        if module is not whole
-        and convolutions(module) > 1
-        and all(convolutions(child) < 2 for child in module.children())
+        for module in model.modules()
+        if module is not model
+        and len(convolutions(module)) > 1
+        and all(len(convolutions(child)) < 2 for child in module.children())
     ]
-    return [first[0], *(blocks or first[1:])[:1]]
+    if len(blocks) < 2:
+        return list(every[:2])
+    shrinking = [any(max(part.stride) > 1 for part in convolutions(block)) for block in blocks]
+    return [every[0], blocks[max(0, shrinking.index(True) - 1) if any(shrinking) else 0]]
 
 
 def _moved(x: Tensor, step: float | Tensor, gradient: Tensor) -> Tensor:

@@ -39,9 +39,13 @@ class Dataset:
     """Published mean and standard deviation; otherwise they are computed from the training images."""
 
 
+def _is_long(schedule: str) -> bool:
+    return schedule.startswith(("long", "cos"))
+
+
 def _cifar10_elle(eps: float, schedule: str) -> float:
     """The paper's choices (Appendix B.2): it grows with eps, and is largest for the Long schedule."""
-    if schedule == "long" or eps > 20.5 / 255:
+    if _is_long(schedule) or eps > 20.5 / 255:
         return 10_000.0
     return 1_000.0 if eps < 8.5 / 255 else 5_000.0
 
@@ -56,6 +60,7 @@ _CIFAR = {
     "epochs": 30,
     "batch": 128,
     "lr": 0.2,
+    "schedule": "short",
     "validation": 1024,
     "clip": False,
     "crop": 4,
@@ -68,6 +73,7 @@ _GREY = {
     "epochs": 10,
     "batch": 128,
     "lr": 0.15,
+    "schedule": "short",
     "validation": 1024,
     "clip": True,
     "crop": 0,
@@ -85,6 +91,7 @@ _ROWS = (
             "epochs": 30,
             "batch": 64,
             "lr": 0.1,
+            "schedule": "short",
             "validation": 0,
             "clip": True,
             "crop": 0,
@@ -103,6 +110,7 @@ _ROWS = (
             "epochs": 20,
             "batch": 64,
             "lr": 0.15,
+            "schedule": "short",
             "validation": 0,
             "clip": True,
             "crop": 0,
@@ -116,7 +124,7 @@ _ROWS = (
         _from(cifar10),
         needs_root=True,
         defaults=_CIFAR,
-        weights={"elle": _cifar10_elle, "elle-a": lambda eps, schedule: 10_000.0 if schedule == "long" else 4_000.0},
+        weights={"elle": _cifar10_elle, "elle-a": lambda eps, schedule: 10_000.0 if _is_long(schedule) else 4_000.0},
     ),
     Dataset(
         "cifar100",
@@ -132,7 +140,7 @@ _ROWS = (
         _from(svhn),
         needs_root=True,
         # As published: neither crops nor mirror images, which are no digits.
-        defaults=_CIFAR | {"epochs": 15, "lr": 0.05, "crop": 0, "flip": False},
+        defaults=_CIFAR | {"epochs": 15, "lr": 0.05, "schedule": "short-svhn", "crop": 0, "flip": False},
         weights={"elle": 20_000.0, "elle-a": 20_000.0},
     ),
     Dataset(
@@ -170,6 +178,7 @@ _ROWS = (
             "epochs": 30,
             "batch": 128,
             "lr": 0.1,
+            "schedule": "short",
             "validation": None,  # a tenth of the training images, at most 1,024
             "clip": True,
             "crop": 4,
@@ -189,6 +198,7 @@ _ROWS = (
             "epochs": 15,
             "batch": 256,
             "lr": 0.2,
+            "schedule": "imagenet-15",
             "validation": 1024,
             "clip": True,
             "crop": 4,

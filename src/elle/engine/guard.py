@@ -58,8 +58,10 @@ class Guard:
         return [] if self.monitor is None else [dataclasses.asdict(verdict) for verdict in self.monitor.verdicts]
 
     def due(self) -> bool:
-        """Whether it is time for a look."""
-        return self.monitor is not None and self.run.done % self.every == 0
+        """Whether it is time for a look; not while eps still grows, for which the network is not yet trained."""
+        run = self.run
+        grown = run.schedule.eps(run.done / run.total_steps) == 1
+        return self.monitor is not None and run.done % self.every == 0 and grown
 
     def look(self, position: int, seconds: float) -> bool:
         """Look at the network after `position` steps and `seconds` of the epoch; whether the run was rolled back.
@@ -182,7 +184,7 @@ def _monitor(run: Run, every: int) -> CollapseMonitor:
     # Spread over the set, which may be sorted by class.
     chosen = torch.linspace(0, len(x) - 1, min(IMAGES, len(x)), device=run.device).long()
     x = x[chosen].contiguous(memory_format=torch.channels_last)
-    eps, norm, per_epoch = run.step.eps, run.config.norm, max(1, run.steps_per_epoch // every)
+    eps, norm, per_epoch = run.config.eps or 0.0, run.config.norm, max(1, run.steps_per_epoch // every)
     return CollapseMonitor(x, y[chosen], eps, norm=norm, per_epoch=per_epoch, seed=run.config.seed)
 
 
@@ -193,6 +195,6 @@ def strengthened(method: Method, config: Config) -> Method:
         measured = dataclasses.replace(method.regulariser, share=min(1.0, 2 * method.regulariser.share))
         return dataclasses.replace(method, weight=rule, regulariser=measured)
     weight = find_dataset(config.data).weights["elle-a"]
-    value = weight(config.eps or 0.0, config.schedule) if callable(weight) else weight
+    value = weight(config.eps or 0.0, config.schedule or "") if callable(weight) else weight
     error = Linearity(norm=config.norm, clip=bool(config.clip), share=SHARE)
     return dataclasses.replace(method.with_penalty("elle-a"), regulariser=error, weight=OnOff(value))

@@ -137,7 +137,7 @@ class Run:
             raise InputError("compile=graph needs an NVIDIA GPU; leave it out or set compile=off")
         self.run_step = self._runnable()
         self.guard = Guard(self)
-        self.schedule = SCHEDULES[config.schedule]
+        self.schedule = SCHEDULES[_given(config.schedule)]
         self.history: list[Record] = []
         self.done = 0
         self.epoch_seconds = 0.0
@@ -276,7 +276,9 @@ class Run:
         started = time.perf_counter()
         for k in range(first, self.steps_per_epoch):
             # The middle of the step, so that neither the first nor the last one has rate 0.
-            self.step.lr.fill_(_given(self.config.lr) * self.schedule((self.done + 0.5) / self.total_steps))
+            fraction = (self.done + 0.5) / self.total_steps
+            self.step.lr.fill_(_given(self.config.lr) * self.schedule.rate(fraction))
+            self.step.eps.fill_(_given(self.config.eps) * self.schedule.eps(fraction))
             self.run_step(self._batch())
             self.done += 1
             self.step.between(self.done)

@@ -46,11 +46,13 @@ class Step:
         ranks: Ranks = ALONE,
         accumulate: int = 1,
     ) -> None:
-        self.model, self.data, self.eps, self.precision = model, data, eps, precision
+        self.model, self.data, self.precision = model, data, precision
         self.ranks, self.accumulate = ranks, accumulate
         self.total_steps = total_steps
         device = self.device = next(model.parameters()).device
         self.lr = torch.zeros((), device=device)
+        # In double, as a number of Python's is: a float32 one would round twice, and other points would be attacked.
+        self.eps = torch.tensor(eps, dtype=torch.float64, device=device)
         self.optimizer = torch.optim.SGD(
             model.parameters(), lr=self.lr, momentum=momentum, weight_decay=weight_decay, fused=True
         )

@@ -1,0 +1,214 @@
+"""Recipes: a TOML file for each table or figure of the paper -> its runs, and the numbers printed there."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elle.config import KEYS, Config, parse_config, parse_radius, read_toml
+from elle.errors import InputError, nearest
+
+_PACKAGE = Path(__file__).parent.parent
+FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parent.parent / "recipes")
+"""Where recipes are found by name: in an installed package, and in a checkout."""
+_TABLES = {"title", "seeds", "base", "grid", "runs", "expected", "figure"}
+_FREE = {"root", "out", "device", "compile", "workers", "cache"}
+"""Keys that say where and how fast a run is made, not what comes out of it."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A number that the paper prints for the runs with these settings."""
+
+    where: dict[str, Any]
+    metric: str
+    """An attack of `elle evaluate` (accuracy in percent), or "seconds": of a whole training."""
+    value: float
+    std: float | None = None
+    collapsed: bool = False
+    """The paper marks it red: at least one of its runs collapsed."""
+
+    def matches(self, config: Config) -> bool:
+        return matches(config, self.where)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A table or figure: what all of its runs share, how they differ, and what the paper reports."""
+
+    name: str
+    title: str
+    base: dict[str, Any]
+    grid: list[dict[str, list[Any]]]
+    """Each a product of its axes; config keys, a method's own fields written `method.PART.FIELD`."""
+    expected: list[Expected]
+    figure: dict[str, Any] = field(default_factory=dict)
+    seeds: int = 3
+
+    def runs(self, seeds: int | None = None, only: Mapping[str, Any] | None = None) -> list[Config]:
+        """Every run, for this many seeds (the recipe's own otherwise), `only` those with these settings."""
+        numbers = range(self.seeds if seeds is None else seeds)
+        chosen = [
+            config
+            for values in self._products()
+            for config in [parse_config(nested(self.base | values | {"seed": 0}), where=f"recipe {self.name}: ")]
+            if only is None or matches(config, only)
+        ]
+        if not chosen:
+            words = " ".join(f"{key}={value}" for key, value in (only or {}).items())
+            axes = ", ".join(sorted({key for axes in self.grid for key in axes}))
+            raise InputError(f"no run of recipe {self.name} has {words}; its runs differ in {axes}")
+        return [config.model_copy(update={"seed": seed}) for config in chosen for seed in numbers]
+
+    def _products(self) -> Iterator[dict[str, Any]]:
+        for axes in self.grid:
+            for values in itertools.product(*axes.values()):
+                yield dict(zip(axes, values, strict=True))
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"method": "gradalign", "method.loss.weight": 1}` as the tables that `parse_config` reads."""
+    plain = {key: value for key, value in values.items() if not key.startswith("method.")}
+    fields = {key: value for key, value in values.items() if key.startswith("method.")}
+    if fields:
+        table: dict[str, Any] = {"name": plain["method"]} if "method" in plain else {}
+        for key, value in fields.items():
+            part, _, name = key.removeprefix("method.").partition(".")
+            table.setdefault(part, {})[name] = value
+        plain["method"] = table
+    return plain
+
+
+def matches(config: Config, where: Mapping[str, Any]) -> bool:
+    """Whether a run has these settings, its dataset's defaults counted."""
+    return _has(config.resolved(), where)
+
+
+def _has(whole: Config, where: Mapping[str, Any]) -> bool:
+    for key, value in where.items():
+        if key.startswith("method."):
+            part, _, name = key.removeprefix("method.").partition(".")
+            found = whole.options.get(part, {}).get(name)
+        elif key in KEYS:
+            found = getattr(whole, key)
+        else:
+            raise InputError(f"unknown key {key!r}{nearest(key, KEYS)}; `elle train --help` lists the keys")
+        if found != (_radius(value) if key == "eps" else value):
+            return False
+    return True
+
+
+def _radius(value: Any) -> float:
+    try:
+        return parse_radius(value)
+    except ValueError as problem:
+        raise InputError(f"eps={value}: {problem}") from None
+
+
+def run_id(config: Config) -> str:
+    """Twelve digits that two runs share if, and only if, they train and are evaluated alike.
+
+    Keys at their default do not count, so that a key added later changes no identity.
+    """
+    values = config.resolved().model_dump(exclude=_FREE, exclude_defaults=True)
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def recipe_files() -> dict[str, Path]:
+    """The recipes that come with elle, by name, in the order of their numbers."""
+    found = {file.stem: file for folder in FOLDERS for file in folder.glob("*.toml")}
+    return dict(sorted(found.items(), key=lambda one: [part.zfill(4) for part in re.split(r"(\d+)", one[0])]))
+
+
+def load_recipe(path_or_name: str | Path) -> Recipe:
+    """The recipe in a file, or the one of that name which comes with elle; every run of it is checked."""
+    known = recipe_files()
+    file = known.get(str(path_or_name), Path(path_or_name))
+    if file.suffix != ".toml" and not file.exists():
+        raise InputError(
+            f"no recipe {str(path_or_name)!r}{nearest(str(path_or_name), known) if known else ''}; "
+            f"`elle recipes` lists them, and a path ends in .toml"
+        )
+    values = read_toml(file)
+    try:
+        recipe = _recipe(file.stem, values)
+        runs = [config.resolved() for config in recipe.runs(1)]
+        for one in recipe.expected:
+            if not any(_has(whole, one.where) for whole in runs):
+                raise InputError(f"expected {one.metric} {one.value}: no run has {one.where}")
+    except InputError as problem:
+        raise InputError(f"{file}: {str(problem).removeprefix(f'recipe {file.stem}: ')}") from None
+    return recipe
+
+
+def _recipe(name: str, values: dict[str, Any]) -> Recipe:
+    for key in values:
+        if key not in _TABLES:
+            raise InputError(f"unknown key {key!r}{nearest(key, _TABLES)}; a recipe has {', '.join(sorted(_TABLES))}")
+    title, seeds = values.get("title"), values.get("seeds", 3)
+    if not isinstance(title, str) or not title:
+        raise InputError('no title; write title = "Table 2: ..."')
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+        raise InputError(f"seeds = {seeds!r} must be a whole number of 1 or more")
+    tables = {key: _of_kind(values.get(key, {}), dict, key) for key in ("base", "grid", "figure")}
+    runs = _of_kind(values.get("runs", [{}]), list, "runs")
+    grid = [_axes(tables["grid"] | _of_kind(own, dict, "runs")) for own in runs]
+    if not any(grid):
+        raise InputError("the grid is empty; give [grid] at least one axis, for example method = ['elle-a']")
+    rows = _of_kind(values.get("expected", []), list, "expected")
+    expected = [one for row in rows for one in _expected(_of_kind(row, dict, "expected"))]
+    return Recipe(name, title, tables["base"], grid, expected, tables["figure"], seeds)
+
+
+def _of_kind(value: Any, kind: type, key: str) -> Any:
+    if not isinstance(value, kind):
+        raise InputError(f"{key} must be a {'table' if kind is dict else 'list of tables'}, not {value!r}")
+    return value
+
+
+def _axes(table: dict[str, Any]) -> dict[str, list[Any]]:
+    """Axes as lists; a single value is an axis of one."""
+    axes = {key: value if isinstance(value, list) else [value] for key, value in table.items()}
+    for key, values in axes.items():
+        if not values:
+            raise InputError(f"the grid's {key} is empty; give it at least one value")
+    return axes
+
+
+_CELL = re.compile(r"\s*(?P<value>\d+(\.\d+)?)\s*(\+-\s*(?P<std>\d+(\.\d+)?))?\s*(?P<collapsed>collapsed)?\s*")
+_ROW_KEYS = {"where", "metric", "rows", "columns", "table"}
+
+
+def _expected(row: dict[str, Any]) -> Iterator[Expected]:
+    """`value = "44.32 +- 0.04"`, or a `table` whose first line names `columns`, and first column `rows`."""
+    where, metric = dict(row.get("where", {})), row.get("metric")
+    if "value" in row:
+        yield _number(where, metric, row["value"])
+        return
+    if set(row) - {"where", "metric"} != {"rows", "columns", "table"}:
+        raise InputError(f"an expected table needs {', '.join(sorted(_ROW_KEYS))}; it has {', '.join(sorted(row))}")
+    (_, *heads), *lines = ([cell.strip() for cell in line.split("|")] for line in row["table"].strip().splitlines())
+    for head, *cells in lines:
+        if len(cells) != len(heads):
+            raise InputError(f"the expected line {head!r} has {len(cells)} numbers for {len(heads)} columns")
+        for column, cell in zip(heads, cells, strict=True):
+            if cell == "-":
+                continue
+            if row["columns"] == "metric":
+                yield _number(where | {row["rows"]: head}, column, cell)
+            else:
+                yield _number(where | {row["rows"]: head, row["columns"]: column}, metric, cell)
+
+
+def _number(where: dict[str, Any], metric: Any, cell: Any) -> Expected:
+    found = _CELL.fullmatch(str(cell))
+    if not found or not isinstance(metric, str):
+        raise InputError(f"expected {metric} {cell!r}: write a metric and '44.32 +- 0.04', with 'collapsed' if it was")
+    std = found["std"]
+    return Expected(where, metric, float(found["value"]), None if std is None else float(std), bool(found["collapsed"]))

@@ -1,0 +1,164 @@
+"""Choosing lambda by PGD-20 on images held out of the training set: the paper's grid (Appendix B.2), or Optuna."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elle.config import Config, load_config, parse_words
+from elle.errors import InputError, WorkError
+from elle.experiments.recipe import load_recipe, run_id
+from elle.experiments.rundir import open_run
+
+Train = Callable[[Config], object]
+"""Trains into the configuration's `out`, from its newest checkpoint if it has one."""
+ATTACK = "pgd-20"
+PAPER: dict[tuple[str, str], tuple[float, ...]] = {
+    ("elle", "svhn"): (200, 2_000, 10_000, 20_000, 200_000),
+    ("elle", "cifar10"): (100, 1_000, 5_000, 10_000, 100_000),
+    ("elle-a", "svhn"): (5_000, 10_000, 15_000, 20_000),
+    ("elle-a", "cifar10"): (1_000, 2_000, 3_000, 4_000, 5_000),
+}
+"""The values of Appendix B.2 by penalty and dataset."""
+_MULTIPLES = {"elle": (0.02, 0.2, 1.0, 2.0, 20.0), "elle-a": (0.25, 0.5, 0.75, 1.0, 1.25)}
+"""The same as multiples of the value chosen: the grid of every other dataset, around its default."""
+_HELD_OUT = 256
+"""Training images kept to judge by, where a dataset's own settings keep none."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained with each of these weights."""
+
+    config: Config
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One weight and the held-out accuracy of each seed trained with it."""
+
+    weight: float
+    scores: tuple[float, ...]
+    """Empty where a run collapsed or diverged: the seeds after it are not trained."""
+    verdict: str = ""
+
+    @property
+    def score(self) -> float | None:
+        return statistics.mean(self.scores) if self.scores else None
+
+
+def settings(words: Sequence[str]) -> list[Setting]:
+    """`key=value` words, or a recipe and words that choose among its runs, as what is to be tuned."""
+    if words and "=" not in words[0]:
+        grouped: dict[str, list[Config]] = {}
+        for config in load_recipe(words[0]).runs(1, only=parse_words(words[1:]) or None):
+            grouped.setdefault(run_id(config.model_copy(update={"weight": 0.0})), []).append(config)
+        return [_setting(configs[0], [one.weight for one in configs]) for configs in grouped.values()]
+    config = load_config(words)
+    return [_setting(config, [config.weight])]
+
+
+def _setting(config: Config, given: Sequence[float | None]) -> Setting:
+    penalty = config.method.rpartition("+")[2]
+    if penalty not in _MULTIPLES:
+        raise InputError(
+            f"method {config.method} has no ELLE penalty to weigh; use elle, elle-a or {config.method}+elle-a"
+        )
+    whole = config.resolved()
+    own = tuple(weight for weight in given if weight is not None)
+    around = PAPER.get((penalty, config.data)) or tuple((whole.weight or 0.0) * one for one in _MULTIPLES[penalty])
+    return Setting(_judged(config), own if len(own) > 1 else around)
+
+
+def _judged(config: Config) -> Config:
+    """The run as it is tuned: held-out images, one look at them in the end, and no more steps after a collapse."""
+    whole = config.resolved()
+    changes: dict[str, Any] = {"track": f"clean,{ATTACK}", "final": "clean", "on_collapse": "stop", "weight": None}
+    held_out = whole.validation if whole.validation != 0 else _HELD_OUT
+    return config.model_copy(update=changes | {"eval_every": whole.epochs, "validation": held_out})
+
+
+def try_weight(setting: Setting, weight: float, seeds: int, out: Path, train: Train) -> Trial:
+    """Train with this weight, each run in a folder of its own; what a run before has trained is not trained again."""
+    scores = []
+    for seed in range(setting.config.seed, setting.config.seed + seeds):
+        config = setting.config.model_copy(update={"weight": float(weight), "seed": seed})
+        path = out / run_id(config)
+        verdict = _verdict(path)
+        if verdict is None:
+            try:
+                train(config.model_copy(update={"out": str(path)}))
+            except WorkError:
+                if _verdict(path) in (None, ""):  # not the weight's fault: a signal, a full disk
+                    raise
+            verdict = _verdict(path)
+        if verdict:
+            return Trial(weight, (), verdict)
+        scores.append(float(open_run(path).records[-1][ATTACK]))
+    return Trial(weight, tuple(scores))
+
+
+def _verdict(path: Path) -> str | None:
+    """What is wrong with the run, nothing if it has finished well, None if there is no finished one."""
+    if not (path / "config.toml").exists():
+        return None
+    run = open_run(path)
+    if run.first_fall() is not None:
+        return "collapsed"
+    if any(event["event"] == "divergence" for event in run.events):
+        return "diverged"
+    return None if run.result is None else ""
+
+
+def grid_search(setting: Setting, seeds: int, out: Path, train: Train) -> list[Trial]:
+    """Every weight in turn."""
+    return [try_weight(setting, weight, seeds, out, train) for weight in setting.weights]
+
+
+def optuna_search(
+    setting: Setting, seeds: int, out: Path, train: Train, *, trials: int, storage: str | None = None
+) -> list[Trial]:
+    """`trials` more weights between the grid's ends, each chosen by what all workers of the storage have found."""
+    try:
+        import optuna
+    except ImportError:
+        raise InputError("this search needs Optuna; pip install 'elle-at[tune]', or leave --search out") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    out.mkdir(parents=True, exist_ok=True)
+    # A study an exact setting: workers that tune the same one share it, others do not disturb it.
+    study = optuna.create_study(
+        storage=storage or f"sqlite:///{out / 'tune.db'}",
+        study_name=run_id(setting.config),
+        direction="maximize",
+        load_if_exists=True,
+    )
+    low, high = min(setting.weights), max(setting.weights)
+
+    def objective(proposal: optuna.Trial) -> float:
+        trial = try_weight(setting, proposal.suggest_float("weight", low, high, log=True), seeds, out, train)
+        if trial.score is None:
+            proposal.set_user_attr("verdict", trial.verdict)
+            raise optuna.TrialPruned(trial.verdict)
+        proposal.set_user_attr("scores", list(trial.scores))
+        return trial.score
+
+    study.optimize(objective, n_trials=trials)
+    ended = [one for one in study.trials if {"scores", "verdict"} & set(one.user_attrs)]
+    found = [
+        Trial(one.params["weight"], tuple(one.user_attrs.get("scores", ())), one.user_attrs.get("verdict", ""))
+        for one in ended
+    ]
+    return sorted(found, key=lambda trial: trial.weight)
+
+
+def chosen(trials: Sequence[Trial]) -> Trial:
+    """The best on average, the smaller weight of two alike; WorkError where none has held."""
+    held = [trial for trial in trials if trial.score is not None]
+    if not held:
+        tried = ", ".join(f"{trial.weight:g}" for trial in trials)
+        raise WorkError(f"no weight held ({tried}); give larger ones with --weights")
+    return max(held, key=lambda trial: (trial.score or 0.0, -trial.weight))

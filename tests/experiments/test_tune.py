@@ -1,0 +1,126 @@
+"""Tuning lambda: which values are tried, what is held against a run, and which value is chosen."""
+
+import pytest
+
+from elle.config import load_config
+from elle.errors import InputError, WorkError
+from elle.experiments.tune import Setting, Trial, chosen, grid_search, optuna_search, settings, try_weight
+
+from .runs import run_directory
+
+WORDS = ("data=digits", "method=elle-a", "eps=0.2")
+
+
+class Trainer:
+    """Writes the run that a weight leads to: collapsed below 50, otherwise best at 200."""
+
+    def __init__(self):
+        self.trained = []
+
+    def __call__(self, config):
+        from pathlib import Path
+
+        self.trained.append((config.weight, config.seed))
+        path = Path(config.out)
+        words = [f"weight={config.weight}", f"seed={config.seed}", "method=elle-a", "track=clean,pgd-20"]
+        if config.weight < 50:
+            run_directory(path, *words, fall=3, finished=False)
+            raise WorkError("stopped: it collapsed")
+        run_directory(path, *words)
+        accuracy = 0.5 - abs(config.weight - 200) / 1000 + config.seed / 100
+        metrics = path / "metrics.jsonl"
+        metrics.write_text(metrics.read_text().replace('"pgd-10": 0.4', f'"pgd-20": {accuracy}'))
+
+
+def digits(*weights):
+    (setting,) = settings(WORDS)
+    return Setting(setting.config, weights)
+
+
+@pytest.mark.parametrize(
+    ("words", "weights"),
+    [
+        (["data=cifar10", "method=elle"], (100, 1_000, 5_000, 10_000, 100_000)),
+        (["data=svhn", "method=elle"], (200, 2_000, 10_000, 20_000, 200_000)),
+        (["data=cifar10", "method=elle-a"], (1_000, 2_000, 3_000, 4_000, 5_000)),
+        (["data=svhn", "method=n-fgsm+elle-a"], (5_000, 10_000, 15_000, 20_000)),
+        (["data=digits", "method=elle"], (2, 20, 100, 200, 2_000)),
+        (["data=digits", "method=elle-a"], (25, 50, 75, 100, 125)),
+    ],
+)
+def test_the_grid_is_the_paper_s_and_elsewhere_the_same_multiples_of_the_default(words, weights):
+    (setting,) = settings(words)
+    assert setting.weights == pytest.approx(weights)
+
+
+def test_a_recipe_is_tuned_setting_by_setting_with_its_own_values():
+    found = settings(["figure-8", "data=svhn"])
+    assert [round(255 * one.config.eps) for one in found] == [2, 4, 6, 8, 10, 12]
+    assert {one.weights for one in found} == {(5_000, 10_000, 15_000, 20_000)}
+
+
+def test_runs_are_judged_once_on_images_that_are_not_trained_on():
+    (setting,) = settings([*WORDS, "epochs=7"])
+    whole = setting.config.resolved()
+    assert (whole.validation, whole.eval_every, whole.on_collapse) == (256, 7, "stop")
+    assert "pgd-20" in whole.track
+    assert settings(["data=cifar10", "method=elle"])[0].config.validation == 1024
+
+
+@pytest.mark.parametrize("words", [["method=fgsm"], ["figure-19"]])
+def test_what_has_no_penalty_is_refused(words):
+    with pytest.raises(InputError, match="no ELLE penalty to weigh"):
+        settings(words)
+
+
+def test_the_best_that_held_is_chosen_and_nothing_is_trained_twice(tmp_path):
+    train = Trainer()
+    trials = grid_search(digits(20.0, 100.0, 200.0, 400.0), 2, tmp_path, train)
+    assert [trial.verdict for trial in trials] == ["collapsed", "", "", ""]
+    assert trials[2].scores == pytest.approx((0.5, 0.51))
+    assert chosen(trials).weight == 200
+    assert (20.0, 1) not in train.trained  # a value whose first run collapsed needs no second
+    again = Trainer()
+    assert grid_search(digits(20.0, 100.0, 200.0, 400.0), 2, tmp_path, again) == trials
+    assert again.trained == []
+
+
+def test_where_nothing_held_it_says_so():
+    with pytest.raises(WorkError, match="no weight held .1, 2.; give larger ones"):
+        chosen([Trial(1, (), "collapsed"), Trial(2, (), "diverged")])
+
+
+def test_of_two_alike_the_smaller_weight_is_chosen():
+    assert chosen([Trial(5, (0.4,)), Trial(3, (0.4,)), Trial(9, (0.3,))]).weight == 3
+
+
+def test_a_run_that_failed_for_another_reason_ends_the_search(tmp_path):
+    def interrupted(config):
+        raise WorkError("stopped by SIGTERM")
+
+    with pytest.raises(WorkError, match="SIGTERM"):
+        try_weight(digits(5.0), 5.0, 1, tmp_path, interrupted)
+
+
+def test_workers_share_what_they_have_found_in_one_database(tmp_path):
+    pytest.importorskip("optuna")
+    setting, trains = digits(10.0, 1000.0), [Trainer(), Trainer()]
+    first = optuna_search(setting, 1, tmp_path, trains[0], trials=5)
+    both = optuna_search(setting, 1, tmp_path, trains[1], trials=5)
+    assert (len(first), len(both)) == (5, 10)
+    assert all(len(train.trained) == 5 for train in trains)
+    assert all(10 <= trial.weight <= 1000 for trial in both)
+    assert {trial.verdict for trial in both if trial.weight < 50} <= {"collapsed"}
+    assert (tmp_path / "tune.db").exists()
+
+
+def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(InputError, match=r"pip install 'elle-at\[tune\]'"):
+        optuna_search(digits(1.0, 2.0), 1, tmp_path, Trainer(), trials=1)
+
+
+def test_the_words_of_a_setting_are_checked_before_anything_is_trained():
+    with pytest.raises(InputError, match="unknown key"):
+        settings(["methd=elle"])
+    assert load_config(WORDS).weight is None
