@@ -84,11 +84,16 @@ def test_twenty_kills_at_random_moments_cost_no_run_and_no_checkpoint(tmp_path):
     moments = random.Random(9)
     for number in range(20):
         run, rank = tmp_path / f"run-{number}", number % 2
-        # From the start of the processes, through joining and the first steps, to the middle of the run.
-        until = time.monotonic() + moments.uniform(3, 20)
-        code, said, seconds = kill_one(
-            run, rank, lambda launcher, until=until, run=run: time.monotonic() > until or epochs_done(run) > EPOCHS - 5
-        )
+        # A few while the processes start and join, the others at any point of an epoch.
+        epochs = 0 if number < 4 else moments.randint(1, EPOCHS - 5)
+        reached: list[float] = []
+
+        def now(launcher, run=run, epochs=epochs, reached=reached, delay=moments.uniform(0, 1 if epochs else 8)):
+            if epochs_done(run) >= epochs and not reached:
+                reached.append(time.monotonic())
+            return bool(reached) and time.monotonic() > reached[0] + delay
+
+        code, said, seconds = kill_one(run, rank, now)
         print(f"kill {number}: rank {rank} after epoch {epochs_done(run)}, the job ended in {seconds:.1f} s")
         assert_ended_cleanly(run, rank, code, said, seconds)
         again = start(run, "--resume")

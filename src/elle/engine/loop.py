@@ -161,7 +161,6 @@ class Run:
             ranks=self.ranks.count,
         )
         self.batch = min(_given(config.batch), len(data))
-        self.share = self.ranks.share(self.batch, config.accumulate)
         self.steps_per_epoch = len(data) // self.batch
         self.total_steps = self.steps_per_epoch * _given(config.epochs)
         shape = images.test.x.shape
@@ -204,6 +203,11 @@ class Run:
         """Decoding processes of this rank: all of a machine's ranks together use its cores once."""
         cores = usable_workers(None) // self.ranks.on_this_machine
         return max(1, cores) if self.config.workers is None else self.config.workers
+
+    @property
+    def share(self) -> int:
+        """This rank's images of a batch."""
+        return self.ranks.share(self.batch, self.config.accumulate)
 
     @property
     def last_step(self) -> int:
@@ -260,8 +264,7 @@ class Run:
             self.rewrite()
         with stop_signals(insistent=self.ranks.count == 1) as heard:
 
-            def stopped() -> str | None:
-                must = self.done % self.steps_per_epoch == 0 or self.done == self.last_step
+            def stopped(must: bool) -> str | None:
                 return self.ranks.stop_signal(heard(), self.done, must)
 
             while self.done < self.last_step:
@@ -271,7 +274,7 @@ class Run:
             self._record(self.done // self.steps_per_epoch, self.step.records[:part].cpu())
         return self._result()
 
-    def _epoch(self, stopped: Callable[[], str | None]) -> None:
+    def _epoch(self, stopped: Callable[[bool], str | None]) -> None:
         epoch, first = divmod(self.done, self.steps_per_epoch)
         started = time.perf_counter()
         for k in range(first, self.steps_per_epoch):
@@ -285,7 +288,7 @@ class Run:
             self.watcher.stepped(self.done)
             if self.guard.due() and self.guard.look(k + 1, self.epoch_seconds + time.perf_counter() - started):
                 return  # rolled back: the loop goes on from another step
-            if k + 1 < self.steps_per_epoch and (signal_name := stopped()):
+            if k + 1 < self.steps_per_epoch and (signal_name := stopped(False)):
                 self.epoch_seconds += time.perf_counter() - started
                 self._stop(signal_name)
             if self.done == self.last_step:
@@ -296,7 +299,7 @@ class Run:
             self.save()
             return
         self._record(epoch, rows)
-        if signal_name := stopped():
+        if signal_name := stopped(True):
             self._stop(signal_name)
 
     def _stage(self, epoch: int, step: int) -> None:
