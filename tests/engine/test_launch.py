@@ -86,9 +86,9 @@ def test_twenty_kills_at_random_moments_cost_no_run_and_no_checkpoint(tmp_path):
         run, rank = tmp_path / f"run-{number}", number % 2
         # A few while the processes start and join, the others at any point of an epoch.
         epochs = 0 if number < 4 else moments.randint(1, EPOCHS - 5)
-        reached: list[float] = []
+        reached, delay = [], moments.uniform(0, 1 if epochs else 8)
 
-        def now(launcher, run=run, epochs=epochs, reached=reached, delay=moments.uniform(0, 1 if epochs else 8)):
+        def now(launcher, run=run, epochs=epochs, reached=reached, delay=delay):
             if epochs_done(run) >= epochs and not reached:
                 reached.append(time.monotonic())
             return bool(reached) and time.monotonic() > reached[0] + delay
