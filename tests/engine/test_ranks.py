@@ -20,6 +20,7 @@ from elle.engine.step import RECORDED, Step
 from elle.errors import InputError, WorkError
 
 from ..conftest import QUICK
+from ..data.photographs import write_folder
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
 METHODS = ["fgsm", "elle-a", "n-fgsm+elle-a", "gradalign", "free"]
@@ -35,6 +36,11 @@ RULE = ("weight=20", "method.weight.sensitivity=-0.5", "method.weight.decay=0.5"
 def configuration(folder, method, *words):
     rule = RULE if "elle" in method else ()
     return load_config([*WORDS, f"method={method}", *rule, *words, f"out={folder}"])
+
+
+def streamed(folder, out):
+    images = ("data=folder", f"root={folder}/images", "image_size=16", "loading=streaming", "workers=0", "batch=8")
+    return configuration(out, "elle-a", *images, "validation=2", "epochs=4", "max_steps=8", "lr=0.02", "eval_every=0")
 
 
 def interrupted(work):
@@ -53,6 +59,7 @@ def worker(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-point", rank=rank, world_size=2)
     for method in METHODS:
         train(configuration(f"{folder}/{method}", method))
+    train(streamed(folder, f"{folder}/streamed"))
     for method in ("elle-a", "free"):
         train(configuration(f"{folder}/{method}-resumed", method, "max_steps=9"))
         if rank == 0:
@@ -90,6 +97,7 @@ def refusal(config):
 def two(tmp_path_factory):
     """The folder in which two ranks have trained."""
     folder = tmp_path_factory.mktemp("two")
+    write_folder(folder / "images")
     processes = mp.spawn(worker, (str(folder),), nprocs=2, join=False)
     deadline = time.monotonic() + SECONDS
     try:
@@ -135,6 +143,13 @@ def test_two_ranks_weigh_the_penalty_as_one_process(two, one, method):
     mine, theirs = column(two / method, "weight"), column(one(method), "weight")
     assert (theirs[1:] > theirs[:-1]).any(), "the weight never jumped"
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+
+
+def test_two_ranks_stream_the_images_of_one(two, tmp_path):
+    train(streamed(two, tmp_path / "one"))
+    losses = column(tmp_path / "one", "loss")
+    assert losses[:2].isfinite().all()
+    torch.testing.assert_close(column(two / "streamed", "loss"), losses, rtol=0, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("method", METHODS)
