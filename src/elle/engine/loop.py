@@ -25,7 +25,7 @@ from elle.engine import checkpoint
 from elle.engine.batchnorm import synchronise
 from elle.engine.guard import Guard
 from elle.engine.monitor import Verdict, collapse_epoch
-from elle.engine.ranks import ALONE, Ranks, joined, own_device, restarted
+from elle.engine.ranks import ALONE, Ranks, joined, own_device, restarts
 from elle.engine.runtime import (
     GraphedStep,
     autocast,
@@ -91,7 +91,7 @@ def train(
         # Built before the directory is touched: what the input gets wrong leaves no empty folder behind.
         run = Run(config, run_directory(config), (watcher if ranks.first else None) or Watcher(), ranks)
         with contextlib.ExitStack() as held, contextlib.closing(run.step.data):
-            start = ranks.from_first(lambda: _opened(run, held, resume or restarted(), start_from))
+            start = ranks.from_first(lambda: _opened(run, held, resume or restarts() > 0, start_from))
             if start is not None:
                 run.resume(start)
             return run.finish()

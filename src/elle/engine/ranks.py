@@ -19,6 +19,8 @@ from elle.errors import InputError, WorkError
 Value = TypeVar("Value")
 STEP_TIMEOUT = timedelta(seconds=60)
 """How long a rank waits for the others inside a step before it takes one of them for dead."""
+START_TIMEOUT = timedelta(minutes=10)
+"""How long the ranks wait for each other to start."""
 PATIENCE = timedelta(days=2)
 """How long the others wait for what the first rank does alone; its death is noticed at once all the same."""
 LOST = "lost contact with another rank"
@@ -86,8 +88,9 @@ class Ranks:
         return rows.chunk(self.count)[self.rank]
 
     def copy_from_first(self, tensors: list[Tensor]) -> None:
-        """Every rank takes over the first one's values."""
+        """Every rank takes over the first one's values, once all are ready: some load their images faster."""
         if self.count > 1:
+            self.exchanged(None)
             with torch.no_grad(), _contact():
                 for tensor in tensors:
                     value = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -140,9 +143,9 @@ def ranks_announced() -> int:
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
-def restarted() -> bool:
-    """Whether torchrun has started this job again after a failure (--max-restarts)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def restarts() -> int:
+    """How often torchrun has started this job again after a failure (--max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def own_device(name: str) -> str:
@@ -162,19 +165,34 @@ def joined(device: torch.device) -> Iterator[Ranks]:
         yield ALONE
         return
     ours = not dist.is_initialized()  # a program that uses elle may have a group already
-    with _contact():
-        if ours and device.type == "cuda":
-            torch.cuda.set_device(device)
-            dist.init_process_group("nccl", timeout=STEP_TIMEOUT, device_id=device)
-        elif ours:
-            dist.init_process_group("gloo", timeout=STEP_TIMEOUT)
-        control = dist.new_group(backend="gloo", timeout=PATIENCE)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    with _contact():
+        if ours:
+            _meet(device, one_machine=here == count)
+        control = dist.new_group(backend="gloo", timeout=PATIENCE)
     ranks = Ranks(dist.get_rank(), count, here, control)
     yield ranks
     # Reached only without an error: after one the others may be gone, and taking leave would wait for them.
     ranks.exchanged(None)
     dist.destroy_process_group(None if ours else control)
+
+
+def _meet(device: torch.device, one_machine: bool) -> None:
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, count = next(rendezvous("env://", timeout=START_TIMEOUT))
+    if one_machine:
+        # torchrun keeps its store over restarts, with the addresses of the dead in it. Several machines may count
+        # their restarts differently, so there the store is left as it is (docs/scaling.md).
+        store = dist.PrefixStore(f"restart-{restarts()}", store)  # type: ignore[attr-defined]
+    store.set(f"rank-{rank}", "here")
+    store.wait([f"rank-{one}" for one in range(count)], START_TIMEOUT)  # some start faster
+    known: dict[str, Any] = {"store": store, "rank": rank, "world_size": count, "timeout": STEP_TIMEOUT}
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device, **known)
+    else:
+        dist.init_process_group("gloo", **known)
 
 
 @contextlib.contextmanager
