@@ -36,7 +36,7 @@ format: venv
 	$(BIN)/ruff format .
 
 bench: venv
-	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/elle bench
 
 build: venv
 	$(BIN)/python -m build --no-isolation

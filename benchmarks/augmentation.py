@@ -4,7 +4,7 @@
 
 Batch 128 of 50,000 images (8 of 512 on a CPU), 3 x 32 x 32, cropped by 4, flipped, converted to float32. On a GPU
 ten batches are captured in one CUDA graph, so that the host's launch does not count, and timed with CUDA events
-after warm-up; the step is that of step_time.py in the same process. `--save` keeps the numbers as JSON.
+after warm-up; the step is that of `elle bench` in the same process. `--save` keeps the numbers as JSON.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from results import result_file
-from step_time import measure, milliseconds
 from torch import Tensor
 
 from elle.data.resident import Resident
 from elle.data.sources import Split
+from elle.engine.bench import Setting, measure, milliseconds
 from elle.engine.checkpoint import write_json
 from elle.engine.runtime import GraphedStep, pick_device, pick_precision, prepare_device
 
@@ -54,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> None:
     device = pick_device(args.device)
     precision = pick_precision(args.precision, device)
     prepare_device(device, precision)
-    batch, step = batch_ms(device), float(measure("fgsm", device, precision)["ms"])
+    batch, step = batch_ms(device), float(measure("fgsm", Setting(device, precision))["ms"])
     print(f"augmented batch {batch:.4f} ms, FGSM step {step:.3f} ms: {batch / step:.2%} (limit {LIMIT:.0%})")
     if args.save:
         path = result_file("augmentation")

@@ -5,7 +5,7 @@
 Runs are ordinary run directories and resume, so a killed benchmark continues where it was. The file is written
 to benchmarks/results/, named by GPU and torch version; entries of other methods, radii and seeds in it are kept.
 With --jobs above 1 the runs share the GPU and their seconds mean nothing, so they are left out: take those of
-benchmarks/step_time.py, or run alone. Sharing pays where NVIDIA's MPS daemon runs (nvidia-cuda-mps-control -d).
+`elle bench`, or run alone. Sharing pays where NVIDIA's MPS daemon runs (nvidia-cuda-mps-control -d).
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from results import result_file
-from step_time import milliseconds
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from elle.engine.bench import milliseconds
 from elle.engine.checkpoint import write_json
 from elle.engine.runtime import GraphedStep, Precision, autocast, pick_device, pick_precision, prepare_device
 from elle.models.registry import MODELS, Model

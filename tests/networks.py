@@ -58,6 +58,18 @@ def conv_net(channels: int = 1, size: int = 8, classes: int = 4, seed: int = 0) 
     )
 
 
+def any_size_net(num_classes: int = 4) -> nn.Sequential:
+    """Convolutions with BatchNorm for colour images of any size; as `model=tests.networks:any_size_net`."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, num_classes),
+    )
+
+
 def images(
     count: int = 32, shape: tuple[int, ...] = (1, 8, 8), classes: int = 4, seed: int = 0
 ) -> tuple[Tensor, Tensor]:

@@ -1,20 +1,25 @@
 """The benchmark that holds the monitor to the truth: what a collapse is, and what it says of a run directory."""
 
 import json
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from elle.errors import WorkError
 from tests.experiments.runs import run_directory, write_lines
 
+CLEAN = [0.6, 0.7, 0.8, 0.8, 0.8]
 TRUTH = {
-    "to the end": ([0.3, 0.4, 0.0, 0.0], [0.4, 0.5, 0.9, 0.9], 2, True),
-    "and back": ([0.3, 0.4, 0.0, 0.0, 0.4], [0.4, 0.5, 0.9, 0.9, 0.5], None, True),
-    "a dip": ([0.3, 0.4, 0.0, 0.4, 0.4], [0.4, 0.5, 0.9, 0.5, 0.5], None, False),
-    "one low reading at the end": ([0.3, 0.4, 0.4, 0.0], [0.4, 0.5, 0.5, 0.9], None, False),
-    "forgetting both": ([0.3, 0.4, 0.1, 0.1], [0.4, 0.5, 0.1, 0.1], None, False),
-    "never robust": ([0.1, 0.15, 0.0, 0.0], [0.4, 0.5, 0.9, 0.9], None, False),
+    "to the end": ([0.3, 0.4, 0.0, 0.0], [0.4, 0.5, 0.9, 0.9], CLEAN, 2, True),
+    "and back": ([0.3, 0.4, 0.0, 0.0, 0.4], [0.4, 0.5, 0.9, 0.9, 0.5], CLEAN, None, True),
+    "a dip": ([0.3, 0.4, 0.0, 0.4, 0.4], [0.4, 0.5, 0.9, 0.5, 0.5], CLEAN, None, False),
+    "one low reading at the end": ([0.3, 0.4, 0.4, 0.0], [0.4, 0.5, 0.5, 0.9], CLEAN, None, False),
+    "forgetting both": ([0.3, 0.4, 0.1, 0.1], [0.4, 0.5, 0.1, 0.1], CLEAN, None, False),
+    "never robust, nor fooled": ([0.1, 0.15, 0.0, 0.0], [0.4, 0.5, 0.7, 0.8], CLEAN, None, False),
+    "fooled before it was robust": ([0.1, 0.12, 0.0, 0.0], [0.1, 0.3, 0.5, 0.9], [0.2, 0.1, 0.2, 0.7], 1, False),
 }
 
 
@@ -24,10 +29,11 @@ def detection(monkeypatch):
     return import_module("detection")
 
 
-@pytest.mark.parametrize(("multi", "single", "start", "temporary"), TRUTH.values(), ids=TRUTH)
-def test_the_truth_of(detection, multi, single, start, temporary):
-    assert detection.collapse_start(multi, single, 0.1, 2) == start
-    assert detection.temporary(multi, single, 0.1, 2) is temporary
+@pytest.mark.parametrize(("multi", "single", "clean", "start", "temporary"), TRUTH.values(), ids=TRUTH)
+def test_the_truth_of(detection, multi, single, clean, start, temporary):
+    rows = [{"multi": a, "single": b, "clean": c} for a, b, c in zip(multi, single, clean, strict=False)]
+    assert detection.collapse_start(rows, 0.1, 2) == start
+    assert detection.temporary(rows, 0.1, 2) is temporary
 
 
 @pytest.mark.parametrize(("fall", "kind", "detected"), [(3, "collapsing", 35), (None, "healthy", None)])
@@ -40,4 +46,37 @@ def test_a_finished_run_is_judged_from_its_files(detection, tmp_path, fall, kind
     (path / "result.json").write_text(json.dumps(result))
     row = detection.judged(path)
     assert (row["kind"], row["detected_step"], row["passed"]) == (kind, detected, True)
-    assert detection.summary([row])["false_alarms"] == 0
+    assert detection.summary([row])["all"]["false_alarms"] == 0
+
+
+def test_a_run_that_was_cut_goes_on_and_has_the_truth_of_one_that_was_not(detection, tmp_path, monkeypatch):
+    runs = import_module("detection_runs")
+    words = "data=digits method=fgsm eps=0.2 model=small-cnn epochs=2 batch=64 seed=0"
+    whole = runs.make_run(words, tmp_path / "whole", None, 20, "cpu")
+    look, left = runs.Truth.look, iter(range(3))
+
+    def pulled(self):
+        if next(left, None) is None:
+            raise WorkError("cut")
+        return look(self)
+
+    monkeypatch.setattr(runs.Truth, "look", pulled)
+    with pytest.raises(WorkError, match="cut"):
+        runs.make_run(words, tmp_path / "cut", None, 20, "cpu")
+    monkeypatch.setattr(runs.Truth, "look", look)
+    again = runs.make_run(words, tmp_path / "cut", None, 20, "cpu")
+    assert detection.read_lines(again / "truth.jsonl") == detection.read_lines(whole / "truth.jsonl")
+    assert len(detection.read_lines(again / "truth.jsonl")) == 4
+    assert detection.judged(again) | {"run": ""} == detection.judged(whole) | {"run": ""}
+
+
+def test_what_is_finished_is_summed_up_when_time_runs_out(tmp_path):
+    script = Path(__file__).parents[1] / "benchmarks" / "detection.py"
+    ended = subprocess.run(
+        [sys.executable, script, "--runs", tmp_path, "--only", "digits-fgsm-0.2-0", "--limit", "0"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert json.loads(ended.stdout)["all"]["collapsing"] == 0

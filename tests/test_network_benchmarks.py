@@ -45,7 +45,7 @@ def test_a_backward_counts_twice_a_forward_less_the_gradient_to_the_images(bench
 
 def test_an_augmented_batch_is_compared_with_the_step(benchmark, tmp_path, monkeypatch):
     module = benchmark("augmentation")
-    monkeypatch.setattr(module, "measure", lambda method, device, precision: {"ms": 4.0})
+    monkeypatch.setattr(module, "measure", lambda method, setting: {"ms": 4.0})
     module.main(["--device", "cpu", "--save"])
     result = saved(tmp_path)
     assert result["step_ms"] == 4.0

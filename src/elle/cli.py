@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elle import cli_evaluation, cli_recipes
+from elle import cli_bench, cli_evaluation, cli_export, cli_recipes, cli_sweep
 from elle.cli_data import app as data_app
 from elle.cli_data import list_datasets
 from elle.config import KEYS, check_radius, load_config, parse_radius, parse_words
@@ -121,8 +121,8 @@ def train(
     settings.resolved()
 
     from elle.engine.launch import launch_ranks, speaks
-    from elle.engine.loop import run_directory
     from elle.engine.loop import train as run_training
+    from elle.engine.run_files import run_directory
 
     if launch_ranks(settings, sys.argv[1:]):
         return
@@ -162,7 +162,7 @@ def plot(
     directories: RunDirectories,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("plot.html"),
     figures: Annotated[
-        Path | None, typer.Option(help="A folder for each figure as SVG, and as PNG where elle-at[png] is installed.")
+        Path | None, typer.Option(help="A folder for each figure as SVG; PNG and PDF with elle-at[png].")
     ] = None,
     before: Annotated[Path | None, typer.Option(help="Draw the loss surface of this checkpoint of the run ...")] = None,
     after: Annotated[Path | None, typer.Option(help="... and of this one; otherwise around its collapse.")] = None,
@@ -173,7 +173,8 @@ def plot(
 
     Example: elle plot runs/a runs/b --out page.html
     """
-    from elle.experiments.pictures import unique_names, write_figures, write_pictures
+    from elle.experiments.figure import write_figures
+    from elle.experiments.pictures import unique_names, write_pictures
     from elle.experiments.rundir import open_run
 
     if (before is None) != (after is None):
@@ -194,36 +195,16 @@ def plot(
         print(f"{len(write_figures(figures, drawn))} files are in {figures}")
 
 
-@app.command()
-def report(
-    directories: RunDirectories,
-    delayed: Annotated[
-        bool, typer.Option("--delayed", help="Up to which eps, and for how many epochs, each method holds.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Say what a set of runs shows together.
-
-    Example: elle report --delayed runs/*
-    """
-    from elle.experiments.delayed import COLUMNS, delayed_collapse, describe
-    from elle.experiments.rundir import open_run
-
-    if not delayed:
-        raise InputError("nothing to report; ask for --delayed")
-    rows = delayed_collapse([open_run(directory) for directory in directories])
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(COLUMNS, [describe(row) for row in rows])
-
-
+app.command()(cli_sweep.sweep)
+app.command()(cli_sweep.report)
 app.command()(cli_evaluation.evaluate)
 app.command()(cli_evaluation.compare)
 app.command()(cli_evaluation.show)
 app.command()(cli_recipes.recipes)
 app.command("show-schedule")(cli_recipes.show_schedule)
 app.command()(cli_recipes.tune)
+app.command()(cli_bench.bench)
+app.command()(cli_export.export)
 
 
 @app.command()
@@ -245,7 +226,10 @@ def metrics(
 
     parse_metrics(metric)
     trained, x, y, radius = _trained(directory, eps, limit, root, device)
-    result = linearity_metrics(trained.model, x, y, radius, metric=metric, norm=trained.config.norm, seed=seed)
+    from elle.evaluation.units import fitting_batch
+
+    batch, norm = fitting_batch(500, x[0, 0].numel()), trained.config.norm
+    result = linearity_metrics(trained.model, x, y, radius, metric=metric, norm=norm, batch=batch, seed=seed)
     if as_json:
         print_json({"eps": radius, "norm": trained.config.norm, "seed": seed, "metrics": result})
         return

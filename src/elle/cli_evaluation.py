@@ -54,7 +54,9 @@ def evaluate(
     devices: Annotated[
         str | None, typer.Option(help="Several, with commas: 0,1 are GPUs. The result does not depend on how many.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Points attacked at once.")] = 512,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Points attacked at once; otherwise 512, fewer of large images.")
+    ] = None,
     chunk: Annotated[
         int | None, typer.Option(min=1, help="Points a unit of work: what an interruption can cost.")
     ] = None,
@@ -78,7 +80,7 @@ def evaluate(
     from elle.engine.subject import Source, load_subject
     from elle.evaluation.evaluate import search_precision
     from elle.evaluation.names import NORMS, parse_attacks
-    from elle.evaluation.units import Settings, default_chunk
+    from elle.evaluation.units import BATCH, Settings, default_chunk, fitting_batch
 
     if norm is not None:
         _choose("norm", norm, NORMS)
@@ -92,7 +94,9 @@ def evaluate(
     chosen_engine: Any = engine
     parse_attacks(attack, chosen)
     how: Any = search_precision(first) if precision == "auto" else precision
-    settings = Settings(radius, chosen, seed, chosen_engine, how, batch, chunk or default_chunk(first), compiled)
+    pixels = subject.test.x[0, 0].size
+    batch, chunk = batch or fitting_batch(BATCH, pixels, subject.trained_batch), chunk or default_chunk(first, pixels)
+    settings = Settings(radius, chosen, seed, chosen_engine, how, batch, chunk, compiled)
     count = min(limit or len(subject.test), len(subject.test))
     place = out or source.place
     with _progress() as watch:

@@ -6,14 +6,17 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from elle.core.schedules import SCHEDULES
+from elle.data.phases import Phase, format_phases, parse_phases
 from elle.data.registry import find_dataset
 from elle.errors import InputError, nearest
 from elle.published import penalty_weight
+
+Value = TypeVar("Value")
 
 
 def parse_radius(value: Any) -> float:
@@ -46,6 +49,10 @@ def check_radius(eps: float, norm: str) -> float:
     return eps
 
 
+def _phases(value: Any) -> tuple[Phase, ...] | None:
+    return None if value is None else parse_phases(value)
+
+
 Radius = Annotated[float, BeforeValidator(parse_radius)]
 
 
@@ -74,10 +81,14 @@ class Config(BaseModel):
     max_steps: int | None = Field(
         None, ge=1, description="stop after this many steps; the schedule stays that of `epochs`"
     )
+    phases: Annotated[tuple[Phase, ...] | None, BeforeValidator(_phases)] = Field(
+        None, description="EPOCHS:IMAGE_SIZE:BATCH,.. in place of epochs and batch: 6:128:512,6:224:224,3:288:128"
+    )
     batch: int | None = Field(None, ge=1, description="images a step; the last, smaller batch of an epoch is left out")
     lr: float | None = Field(None, gt=0, description="the schedule's highest learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(5e-4, ge=0, description="weight decay of SGD")
+    decay_norm: bool = Field(True, description="decay the weights of BatchNorm and biases too")
     schedule: Literal["short", "short-svhn", "long", "long-svhn", "long-cos", "cos-1000", "imagenet-15"] | None = Field(
         None, description="of rate and eps (`elle show-schedule NAME`); other than the data's own, it brings its epochs"
     )
@@ -120,6 +131,9 @@ class Config(BaseModel):
     compile: Literal["auto", "off", "graph"] = Field(
         "auto", description="graph: the step as one CUDA graph (auto on a GPU)"
     )
+    memory: Literal["auto", "low"] = Field(
+        "auto", description="low: E_lin and its exact gradient in the memory of an FGSM step, for a fifth more time"
+    )
 
     @model_validator(mode="after")
     def _radius_fits_norm(self) -> Config:
@@ -127,33 +141,45 @@ class Config(BaseModel):
             check_radius(self.eps, self.norm)
         return self
 
+    @model_validator(mode="after")
+    def _phases_fit(self) -> Config:
+        for key, value in _of_phases(self.phases).items():
+            if key != "image_size" and getattr(self, key) not in (None, value):
+                raise ValueError(f"{self.spelled('phases')} means {key}={value}; leave {key} out")
+        return self
+
     def resolved(self) -> Config:
         """This configuration with every open value filled in from its schedule and its dataset's row."""
         dataset = find_dataset(self.data)
+        if self.phases and not dataset.files:
+            raise InputError(f"phases read image files anew at each size, and {self.data} has none; leave them out")
         defaults = dict(dataset.defaults)
         schedule: str = self.schedule or defaults["schedule"]
         if schedule != defaults["schedule"]:
             chosen = SCHEDULES[schedule]
             defaults |= {"epochs": chosen.epochs, "lr": chosen.lr, "batch": chosen.batch}
+        defaults |= _of_phases(self.phases)
         open_keys = {key: value for key, value in defaults.items() if getattr(self, key) is None}
         penalty = self.method.rpartition("+")[2]
         if self.weight is None and penalty in dataset.weights:
             weight = dataset.weights[penalty]
             eps: float = open_keys["eps"] if self.eps is None else self.eps
-            own = penalty_weight(self.method, self.data, eps, self.model or dataset.defaults["model"])
+            own = penalty_weight(self.method, self.data, eps, self.model or dataset.defaults["model"] or "")
             open_keys["weight"] = own or (weight(eps, schedule) if callable(weight) else weight)
         return parse_config(self.model_dump() | open_keys)
 
     def differences(self, other: Config) -> list[str]:
         """The keys on which two configurations train different models."""
         free = {"root", "out", "device", "compile", "eval_every", "track", "final", "max_steps"}
-        free |= {"probe_every", "on_collapse", "workers", "devices", "accumulate"}
+        free |= {"probe_every", "on_collapse", "workers", "memory", "devices", "accumulate"}
         mine, theirs = self.model_dump(), other.model_dump()
         return [key for key in mine if key not in free and mine[key] != theirs[key]]
 
     def spelled(self, key: str) -> str:
         """`key=value` as a user would write it."""
         value = getattr(self, key)
+        if key == "phases" and value is not None:
+            return f"phases={format_phases(value)}"
         return f"{key}={format_radius(value) if key == 'eps' and value is not None else value}"
 
     def to_toml(self) -> str:
@@ -162,12 +188,22 @@ class Config(BaseModel):
         options = values.pop("options")
         if self.eps is not None:
             values["eps"] = format_radius(self.eps)
+        if self.phases is not None:
+            values["phases"] = format_phases(self.phases)
         lines = [f"{key} = {_toml(value)}" for key, value in values.items() if key != "method" or not options]
         if options:
             lines += ["", "[method]", f"name = {_toml(self.method)}"]
         for part, fields in options.items():
             lines += ["", f"[method.{part}]", *(f"{key} = {_toml(value)}" for key, value in fields.items())]
         return "\n".join(lines) + "\n"
+
+
+def _of_phases(phases: tuple[Phase, ...] | None) -> dict[str, int]:
+    """What phases say of other keys; the image size, that of the evaluation, may still be another."""
+    if not phases:
+        return {}
+    most = max(phase.batch for phase in phases)
+    return {"epochs": sum(phase.epochs for phase in phases), "batch": most, "image_size": phases[-1].image_size}
 
 
 KEYS = {name: field.description for name, field in Config.model_fields.items() if name != "options"}
@@ -181,6 +217,12 @@ def _toml(value: Any) -> str:
         return repr(value)
     text = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text) + '"'
+
+
+def given(value: Value | None) -> Value:
+    """A value that `Config.resolved` has filled in."""
+    assert value is not None
+    return value
 
 
 def parse_config(values: Mapping[str, Any], where: str = "") -> Config:
@@ -230,7 +272,7 @@ def parse_words(words: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-_TEXT_KEYS = {key for key, field in Config.model_fields.items() if "str" in str(field.annotation)} | {"eps"}
+_TEXT_KEYS = {key for key, field in Config.model_fields.items() if "str" in str(field.annotation)} | {"eps", "phases"}
 
 
 def _value(text: str) -> Any:

@@ -56,9 +56,10 @@ class TrainingProgress:
         self.bar.update(self.task, total=steps, completed=done)
         from elle.config import format_radius
 
+        length = config.spelled("phases") if config.phases else f"{config.epochs} epochs of batch {config.batch}"
         self._said(
             f"{config.method} on {config.data}: {config.model}, eps {format_radius(config.eps or 0)}, "
-            f"{config.epochs} epochs of batch {config.batch}, seed {config.seed}"
+            f"{length}, seed {config.seed}"
         )
 
     def _stepped(self, step: int) -> None:

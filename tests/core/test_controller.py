@@ -160,3 +160,21 @@ def test_a_weight_that_is_negative_or_not_finite_is_refused(rule, value):
 def test_a_bad_setting_is_refused_by_name(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         OnOff(1, **arguments)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_ramp_lowers_the_first_jumps_of_each_phase(window):
+    errors = [1e-6, 1.1e-6, 0.9e-6, 1.0, 1e-6, 1e-6, 1e6, 1e-6, 1e-6, 1e9]
+    rule, plain = OnOff(1000, 0.5, history=window, ramp=8), OnOff(1000, 0.5, history=window)
+    with_ramp, without = run(rule, errors), run(plain, errors)
+    for step in (3, 6, 9):
+        assert weights(without)[step] == 1000
+        assert weights(with_ramp)[step] == pytest.approx(1000 * min(1, (step + 1) / 8))
+    rule.begin_phase(with_ramp[-1])
+    (again,) = run(rule, [1e12], with_ramp[-1])
+    assert float(again["weight"]) == 1000 / 8
+
+
+def test_a_negative_ramp_is_refused():
+    with pytest.raises(ValueError, match="ramp is -1"):
+        OnOff(1000, ramp=-1)

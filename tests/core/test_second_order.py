@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from elle.core.second_order import twice_differentiable
 from tests.networks import conv_net, images
@@ -44,6 +45,31 @@ def test_a_network_has_the_same_penalty_gradient_within_and_without():
         found = penalty_gradient(model, x, y)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+class CountedGradients(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.masks = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.convolution_backward.default:
+            self.masks.append(args[-1])
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_gradient_of_the_images_alone_computes_no_weight_gradient():
+    layer, x = nn.Conv2d(1, 2, 3), torch.rand(1, 1, 5, 5, requires_grad=True)
+    with twice_differentiable(), CountedGradients() as counted:
+        loss = layer(x).square().sum()
+        torch.autograd.grad(loss, x, create_graph=True)
+    assert counted.masks == [[True, False, False]]
+    with counted:
+        torch.autograd.grad(loss, layer.weight, retain_graph=True)
+    assert counted.masks[1:] == [[False, True, False]]
+    with counted:
+        loss.backward()
+    assert sorted(counted.masks[2:]) == [[False, True, False], [True, False, False]]
 
 
 def test_it_replaces_convolutions_within_only():

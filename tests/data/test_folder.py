@@ -210,3 +210,15 @@ def test_what_is_no_image_or_another_format_is_named(tmp_path):
 
 def test_the_largest_image_is_bounded_below_what_pillow_warns_of():
     assert folder_module.MAX_PIXELS < Image.MAX_IMAGE_PIXELS
+
+
+def test_class_folders_alone_are_the_training_split(tmp_path):
+    for name in CLASSES:
+        write_image(tmp_path / name / "a.png")
+    found = index_folder(tmp_path)
+    assert (len(found.train), found.test, found.classes) == (3, None, CLASSES)
+
+
+def test_a_folder_with_a_test_split_needs_a_train_split(tmp_path):
+    write_imagenet(tmp_path, ("val",))
+    refused(lambda: index_folder(tmp_path), tmp_path / "train", "no such folder", "train/CLASS")

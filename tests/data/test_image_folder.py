@@ -1,17 +1,22 @@
 """A folder of files as an image set: sizes, splits, and what is kept decoded or streamed."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from elle.config import KEYS
+from elle.data.folder import FolderSplit
 from elle.data.image_folder import FolderImages, enough_images, filled_in, training_source
 from elle.data.registry import dataset_statistics, load_dataset
 from elle.data.resident import Resident
+from elle.data.sources import ImageSet
 from elle.data.streaming import Streaming
 from elle.errors import InputError, WorkError
 
-from .photographs import photograph, write_folder
+from .photographs import photograph, write_folder, write_photographs
 
 OPTIONS = {"validation": 4, "seed": 0, "batch": 8, "epochs": 2, "crop": 4, "flip": True, "workers": 0}
 
@@ -73,11 +78,24 @@ def test_without_test_images_a_tenth_is_held_out(tmp_path):
     assert again.test.files.paths == images.test.files.paths
 
 
-def test_one_image_is_not_enough(tmp_path):
-    folder = tmp_path / "train" / "cat"
-    folder.mkdir(parents=True)
-    photograph(np.random.default_rng(0), 20, 20).save(folder / "only.png")
-    with pytest.raises(InputError, match="one image cannot be both trained on and tested on"):
+def test_every_class_has_a_tenth_of_its_images_in_the_test_split(tmp_path):
+    for name, count in (("cat", 30), ("dog", 2), ("owl", 11)):
+        write_photographs(tmp_path / name, count)
+    images = load_dataset("folder", tmp_path, image_size=16, workers=0)
+    assert images.classes == ("cat", "dog", "owl")
+    assert np.bincount(images.test.y).tolist() == [3, 1, 1]
+    assert np.bincount(images.train.y).tolist() == [27, 1, 10]
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [(("cat",), "only the class 'cat'; a classifier needs two"), (("cat", "dog"), "cannot be both trained on and")],
+)
+def test_one_class_or_one_image_of_each_is_not_enough(tmp_path, classes, message):
+    for name in classes:
+        (tmp_path / "train" / name).mkdir(parents=True)
+        photograph(np.random.default_rng(0), 20, 20).save(tmp_path / "train" / name / "only.png")
+    with pytest.raises(InputError, match=message):
         load_dataset("folder", tmp_path)
 
 
@@ -164,7 +182,30 @@ def test_statistics_come_from_all_images_or_from_some_of_a_streamed_set(root, mo
 
 def test_what_only_the_files_can_tell_is_filled_in(root):
     images = load_dataset("folder", root)
-    size = images.train.size
-    assert filled_in(images, {"image_size": None, "validation": None}) == {"image_size": size, "validation": 2}
-    assert filled_in(images, {"image_size": size, "validation": 0}) == {}
-    assert filled_in(load_dataset("digits"), {"image_size": None, "validation": None}) == {}
+    size, open_values = images.train.size, dict.fromkeys(KEYS)
+    found = filled_in(images, open_values)
+    assert found == {
+        **{"image_size": size, "validation": 2, "crop": size // 8, "model": "preact-resnet18"},
+        **{"batch": 8, "epochs": 100, "lr": 0.1 * 8 / 128},
+    }
+    assert filled_in(images, open_values | {"batch": 4, "validation": 0})["lr"] == 0.1 * 4 / 128
+    assert filled_in(images, open_values | found) == {}
+    assert filled_in(load_dataset("digits"), open_values) == {}
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "model", "batch", "epochs"),
+    [
+        (60, 224, "resnet18", 8, 100),
+        (500, 224, "resnet18", 16, 100),
+        (5_000, 224, "resnet18", 64, 43),
+        (5_000, 64, "preact-resnet18", 64, 43),
+        (100_000, 96, "resnet18", 64, 30),
+    ],
+)
+def test_a_set_s_settings_follow_from_its_number_of_images_and_their_size(count, size, model, batch, epochs):
+    files = FolderSplit([Path(f"{k}.jpg") for k in range(count)], np.zeros(count, np.int64))
+    images = ImageSet(FolderImages(files, size, None), FolderImages(files, size, None), ("a", "b"))
+    found = filled_in(images, dict.fromkeys(KEYS))
+    assert (found["model"], found["batch"], found["epochs"]) == (model, batch, epochs)
+    assert found["lr"] == 0.1 * batch / 128

@@ -221,7 +221,7 @@ def test_mnist5k_comes_with_the_package_balanced_and_split_without_overlap():
 
 
 def test_every_row_brings_the_same_settings():
-    keys = {"model", "eps", "epochs", "batch", "lr", "validation", "clip", "crop", "flip"}
+    keys = {"model", "eps", "epochs", "batch", "lr", "schedule", "validation", "clip", "crop", "flip"}
     for name, row in DATASETS.items():
         assert row.name == name
         assert row.defaults.keys() == keys

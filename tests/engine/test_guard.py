@@ -8,7 +8,7 @@ import torch
 from elle.core.controller import OnOff
 from elle.engine import checkpoint
 from elle.engine.guard import MAX_ROLLBACKS, SHARE, strengthened
-from elle.engine.loop import Watcher, train
+from elle.engine.loop import Run, Watcher, train
 from elle.engine.probe import CollapseMonitor
 from elle.errors import InputError, WorkError
 from elle.methods import METHODS
@@ -151,6 +151,42 @@ def test_a_rollback_into_the_middle_of_an_epoch_continues_that_epoch(settings, t
     assert [error is None for error in errors] == [True] * 9 + [False] * 9
 
 
+def test_a_run_that_collapses_at_once_goes_back_to_its_first_state(settings, tmp_path, monkeypatch):
+    seen = []
+
+    def check(self, model, step, *, loss, accuracy, rate):
+        seen.append({name: value.clone() for name, value in model.state_dict().items()})
+        fooled = len(seen) <= 3
+        levels = {"multi": 0.02, "clean": 0.15, "accuracy": 0.4, "error": 0.03} if fooled else {
+            "multi": 0.2, "clean": 0.4, "accuracy": 0.25, "error": 1e-5}  # fmt: skip
+        return self.observe(levels | {"single": 0.3, "chance": 0.1, "step": step, "loss": loss, "rate": rate})
+
+    monkeypatch.setattr(CollapseMonitor, "check", check)
+    result = train(settings("epochs=2", "on_collapse=rollback"))
+    assert events(tmp_path / "run") == [("collapse", 18), ("rollback", 0), ("finish", 36)]
+    assert result["rollbacks"] == 1
+    steps = lines(tmp_path / "run" / "steps.jsonl")
+    assert all(error is not None for line in steps for error in line["error"])
+    assert [one["step"] for one in lines(tmp_path / "run" / "probes.jsonl")] == [9, 18, 27, 36]
+    # What it went back to is the network as it was built.
+    before = checkpoint.read_tensors(tmp_path / "run" / "before-collapse.safetensors")
+    assert before[1]["step"] == 0
+    torch.manual_seed(0)
+    fresh = Run(settings("epochs=2", out="fresh").resolved(), tmp_path / "fresh", Watcher()).step.model.state_dict()
+    torch.testing.assert_close(before[0], dict(fresh), rtol=0, atol=0)
+
+
+def test_the_healthy_state_is_kept_where_it_was_kept_before(settings, tmp_path):
+    run = Run(settings("epochs=1").resolved(), tmp_path / "run", Watcher())
+    run.guard.start()
+    places = {name: value.data_ptr() for name, value in run.guard.tensors.items()}
+    first = {name: value.clone() for name, value in run.guard.tensors.items()}
+    run.finish()
+    assert run.guard.step > 0
+    assert {name: value.data_ptr() for name, value in run.guard.tensors.items()} == places
+    assert not torch.equal(first["model.classifier.1.weight"], run.guard.tensors["model.classifier.1.weight"])
+
+
 def test_the_guard_never_loops_forever(settings, tmp_path, collapsing):
     collapsing(*range(3, 100))
     with pytest.raises(WorkError, match=f"stopped after {MAX_ROLLBACKS} rollbacks: .* start again with method=elle-a"):
@@ -203,10 +239,17 @@ def test_the_stronger_method(settings):
     config = settings("clip=true").resolved()
     first = strengthened(METHODS["n-fgsm"], config)
     assert (first.name, first.attack, first.weight) == ("n-fgsm+elle-a", METHODS["n-fgsm"].attack, OnOff(100))
-    assert (first.regulariser.share, first.regulariser.clip) == (SHARE, True)
-    third = strengthened(strengthened(first, config), config)
-    assert (third.weight, third.regulariser.share) == (OnOff(400), 4 * SHARE)
-    assert strengthened(third, config).regulariser.share == 1
+    # Of 64 images an eighth would be 8: too few.
+    assert (first.regulariser.share, first.regulariser.clip) == (16 / 64, True)
+    second = strengthened(first, config)
+    assert (second.weight, second.regulariser.share) == (OnOff(200), 32 / 64)
+    third = strengthened(second, config)
+    assert strengthened(third, config).regulariser.share == third.regulariser.share == 1
+    shares = [
+        strengthened(METHODS["fgsm"], config.model_copy(update={"batch": batch})).regulariser.share
+        for batch in (8, 128, 512)
+    ]
+    assert shares == [1, SHARE, SHARE]
     assert strengthened(METHODS["elle"], config).weight.value == 2 * METHODS["elle"].weight.value
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import elle
 from elle.engine.probe import CollapseMonitor
 
-from ..networks import conv_net, images, trained
+from ..networks import bfloat16_autocast, conv_net, images, trained
 
 EPS = 0.1
 
@@ -34,6 +34,36 @@ def test_a_look_leaves_mode_gradients_statistics_and_random_state_alone(monitor)
 def test_two_looks_at_one_network_are_the_same(monitor):
     model = conv_net()
     assert monitor.look(model) == monitor.look(model)
+
+
+def test_a_look_draws_nothing_and_its_points_come_from_the_seed_alone(monkeypatch):
+    x, y = images(count=16)
+    torch.manual_seed(5)
+    first = CollapseMonitor(x, y, EPS, seed=1)
+    torch.manual_seed(6)
+    second, other = CollapseMonitor(x, y, EPS, seed=1), CollapseMonitor(x, y, EPS, seed=2)
+    model = conv_net()
+    for name in ("rand", "rand_like", "randn"):
+        monkeypatch.delattr(torch, name)
+    assert first.look(model) == second.look(model)
+    assert first.look(model)["error"] != other.look(model)["error"]
+
+
+def test_the_points_of_a_look_are_in_the_ball_and_new_for_each_image(monitor):
+    for points in (monitor.begin, *monitor.drawn[:2]):
+        offset = (points - monitor.x).flatten(1)
+        assert offset.abs().max() <= EPS * (1 + 1e-5)
+        assert len({tuple(row) for row in offset.tolist()}) == len(offset)
+
+
+def test_a_look_is_in_the_precision_of_the_autocast_around_it(monitor):
+    model = conv_net()
+    exact = monitor.look(model)
+    with bfloat16_autocast():
+        rounded = monitor.look(model)
+    # E_lin leaves a bf16 autocast, which would drown it; its points and its error are the same.
+    assert rounded["error"] == exact["error"]
+    assert not torch.is_autocast_enabled("cpu")
 
 
 def test_a_look_tells_accuracies_that_an_attack_lowers(monitor):
@@ -61,6 +91,7 @@ def test_a_network_that_is_not_finite_has_no_error_and_is_right_nowhere(monitor)
         ({"x": torch.zeros(0, 1, 8, 8), "y": torch.zeros(0)}, "one label an image"),
         ({"eps": 8}, "8/255"),
         ({"per_epoch": 0}, "1 or more"),
+        ({"graph": True}, "needs probe images on an NVIDIA GPU"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(change, message):

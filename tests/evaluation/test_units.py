@@ -10,7 +10,17 @@ from elle.evaluation import units
 from elle.evaluation.evaluate import assess, evaluate
 from elle.evaluation.names import parse_attacks
 from elle.evaluation.results import unpacked
-from elle.evaluation.units import Memory, Settings, Unit, Worker, is_inside, plan, unit_seed
+from elle.evaluation.units import (
+    Memory,
+    Settings,
+    Unit,
+    Worker,
+    default_chunk,
+    fitting_batch,
+    is_inside,
+    plan,
+    unit_seed,
+)
 from tests.networks import Affine, conv_net, images, trained
 
 CPU = torch.device("cpu")
@@ -197,3 +207,24 @@ def test_processes_that_share_the_chunks_have_the_result_of_one(model, data):
     assert {unit.chunk for unit in seen[1]} == {1, 3}
     assert shared((0, 2), seen[1]) == whole
     assert {unit.chunk for unit in seen[2]} == {0, 2}
+
+
+def test_a_unit_and_a_batch_hold_fewer_large_images():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert (default_chunk(cpu), default_chunk(gpu)) == (1024, 2500)
+    for size in (64, 224, 288):
+        assert 12 * size**2 * default_chunk(gpu, size**2) <= 2**28
+    assert (fitting_batch(512, 32 * 32), fitting_batch(512, 224 * 224), fitting_batch(512, 224 * 224, 128)) == (
+        512,
+        20,
+        128,
+    )
+
+
+def test_points_outside_the_ball_are_found_wherever_they_are_in_the_set():
+    x = torch.full((150, 1, 2, 2), 0.5)
+    x_adv = x + 0.1
+    outside = [0, 63, 64, 127, 128, 149]
+    x_adv[outside] += 0.01
+    found = is_inside(x_adv, x, 0.1, "linf")
+    assert (~found).nonzero().squeeze(1).tolist() == outside

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elle.errors import WorkError
 from elle.experiments import page
 from elle.experiments.axis import linear_axis, log_axis
 from elle.experiments.chart import COLOURS, Chart, Series, draw
@@ -275,8 +276,8 @@ def test_the_page_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(page.os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(WorkError, match="could not write .*report.html: disk full"):
         write_page(path, "Second", "l", example())
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == ["report.html"]

@@ -9,8 +9,9 @@ import torch
 from elle.engine.surface import around_collapse, loss_surface
 from elle.errors import InputError
 from elle.experiments.delayed import delayed_collapse
+from elle.experiments.figure import write_figures
 from elle.experiments.heatmap import Heatmap, draw_heatmap
-from elle.experiments.pictures import course, falls, surface_figures, weight_evolution, write_figures, write_pictures
+from elle.experiments.pictures import course, falls, surface_figures, weight_evolution, write_pictures
 from elle.experiments.rundir import open_run
 from elle.watch import sparkline
 from tests.experiments.runs import run_directory, write_lines

@@ -59,14 +59,17 @@ class SignStep:
                 words = " or ".join(map(repr, allowed))
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {words}")
 
-    def __call__(self, model: Model, x: Tensor, y: Tensor, eps: float | Tensor) -> Tensor:
-        """Adversarial points for x [B, ...], detached; parameters' `.grad` is not touched."""
+    def __call__(self, model: Model, x: Tensor, y: Tensor, eps: float | Tensor, begin: Tensor | None = None) -> Tensor:
+        """Adversarial points for x [B, ...], detached; parameters' `.grad` is not touched.
+
+        The steps start at `begin` where it is given, otherwise at a `first_point` drawn now.
+        """
         x = x.detach()
         with _in_eval_mode(model) if self.eval_mode else contextlib.nullcontext():
             target = _probabilities(model, x) if self.objective == "kl" else y
             if self.agree > 1:
                 return self._inside(x + self.alpha * eps * self._agreement(model, x, target, eps), x, eps)
-            x_adv = self.first_point(x, eps)
+            x_adv = self.first_point(x, eps) if begin is None else begin
             for t in range(self.steps):
                 x_adv = self.next_point(x_adv, _gradient(model, x_adv, target), x, eps, t)
         return x_adv

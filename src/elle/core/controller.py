@@ -11,9 +11,11 @@ from torch import Tensor
 State = dict[str, Tensor]
 
 
-def _check_weight(value: float) -> None:
+def _check_weight(value: float, every: int) -> None:
     if not 0 <= value < float("inf"):
         raise ValueError(f"weight is {value}; it must be a finite number, 0 or more")
+    if every < 1:
+        raise ValueError(f"every is {every}; it must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,11 @@ class Constant:
     """The same weight at every step: ELLE."""
 
     value: float
+    every: int = 1
+    """The penalty is part of every so-many-th step only, with this weight there."""
 
     def __post_init__(self) -> None:
-        _check_weight(self.value)
+        _check_weight(self.value, self.every)
 
     def start(self, device: torch.device | str = "cpu") -> State:
         """The state before the first step."""
@@ -33,8 +37,12 @@ class Constant:
         }
 
     def update(self, state: State, error: Tensor) -> State:
-        """The state after seeing this step's error; its `weight` acts on this step."""
+        """The state after seeing this step's error."""
         return state
+
+    def acting(self, before: State, after: State) -> Tensor:
+        """The weight of a step, from the states before and after it saw the step's error."""
+        return after["weight"]
 
 
 @dataclass(frozen=True)
@@ -51,37 +59,74 @@ class OnOff:
     sensitivity: float = 2.0
     history: int | None = None
     """How many past errors to compare with; None is all of them."""
+    next_step: bool = False
+    """A step's error sets the weight of the next step instead of its own, as in the authors' code for CIFAR."""
+    negligible: float = 0.0
+    """A weight below this share of `value` acts as 0, and the backward through the error is left out; 0: never.
+
+    What a step loses is a gradient shorter than negligible * value * |gradient of the error|. Needs `next_step`: what
+    to leave out has to be known before the step.
+    """
+    every: int = 1
+    """The error is measured at every so-many-th step; those between have no penalty and leave the weight as it is."""
+    ramp: int = 0
+    """Steps over which the weight it jumps to rises from 0, anew in each phase (the ImageNet scripts: 2,500)."""
 
     def __post_init__(self) -> None:
-        _check_weight(self.value)
+        _check_weight(self.value, self.every)
         if not 0 <= self.decay <= 1:
             raise ValueError(f"decay is {self.decay}; it must be from 0 to 1")
         if not math.isfinite(self.sensitivity):
             raise ValueError(f"sensitivity is {self.sensitivity}; it must be a finite number")
         if self.history is not None and self.history < 3:
             raise ValueError(f"history is {self.history}; a jump needs at least 3 past errors")
+        if not 0 <= self.negligible <= 1:
+            raise ValueError(f"negligible is {self.negligible}; it must be from 0 to 1")
+        if self.negligible and not self.next_step:
+            raise ValueError("negligible needs next_step=true: a step must know its weight before it begins")
+        if self.ramp < 0:
+            raise ValueError(f"ramp is {self.ramp}; it is a number of steps, 0 or more")
 
     def start(self, device: torch.device | str = "cpu") -> State:
         """The state before the first step."""
         state = Constant(0).start(device)
         state["count"] = torch.zeros((), device=device)
+        if self.ramp:
+            state["since"] = torch.zeros((), device=device)
         if self.history is None:
             # Welford's running mean and sum of squared deviations: the whole history in two numbers.
             return state | {"mean": torch.zeros((), device=device), "spread": torch.zeros((), device=device)}
         return state | {"recent": torch.zeros(self.history, device=device)}
 
     def update(self, state: State, error: Tensor) -> State:
-        """The state after seeing this step's error; its `weight` acts on this step."""
+        """The state after seeing this step's error."""
         error = error.float()
         mean, deviation = self._statistics(state)
         enough = state["count"] > 2
         threshold = torch.where(enough, mean + self.sensitivity * deviation, torch.inf)
-        weight = torch.where(error > threshold, self.value, self.decay * state["weight"])
+        since, highest = self._ramped(state)
+        weight = torch.where(error > threshold, highest, self.decay * state["weight"])
         # An overflow in half precision may trigger the jump but must not spoil the statistics for good.
         remembered = self._remember(state, error)
         finite = error.isfinite()
         kept = {name: torch.where(finite, value, state[name]) for name, value in remembered.items()}
-        return kept | {"weight": weight, "threshold": threshold}
+        return kept | since | {"weight": weight, "threshold": threshold}
+
+    def _ramped(self, state: State) -> tuple[State, Tensor | float]:
+        """The steps of this phase with the one at hand, and the weight that it may jump to."""
+        if not self.ramp:
+            return {}, self.value
+        since = state["since"] + 1
+        return {"since": since}, self.value * (since / self.ramp).clamp(max=1)
+
+    def begin_phase(self, state: State) -> None:
+        """Have the ramp start anew, in place."""
+        if self.ramp:
+            state["since"].zero_()
+
+    def acting(self, before: State, after: State) -> Tensor:
+        """The weight of a step, from the states before and after it saw the step's error."""
+        return before["weight"] if self.next_step else after["weight"]
 
     def _statistics(self, state: State) -> tuple[Tensor, Tensor]:
         count = state["count"]

@@ -95,16 +95,18 @@ class Linearity:
         eps: float | Tensor,
         criterion: Criterion = cross_entropy,
         adversarial: tuple[Tensor, Tensor] | None = None,
+        drawn: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """The error of each image, [share * B]; the 2p form is given (x_adv, logits at x_adv), others ignore it."""
+        """The error of each image, [share * B]; the 2p form is given (x_adv, logits at x_adv), others ignore it.
+
+        `drawn` is what `draw` returned for these very images, where they are to be measured at the same points again.
+        """
         images = max(1, round(self.share * len(x)))
         x, y = x[:images], y[:images]
         if adversarial is not None:
             adversarial = adversarial[0][:images], adversarial[1][:images]
         x, y = x.repeat(self.samples, *[1] * (x.dim() - 1)), y.repeat(self.samples)
-        x_a, x_b = x + uniform_in_ball(x, eps, self.norm), x + uniform_in_ball(x, eps, self.norm)
-        if self.clip:
-            x_a, x_b = x_a.clamp(0, 1), x_b.clamp(0, 1)
+        x_a, x_b, a = self.draw(x, eps) if drawn is None else drawn
 
         def h(points: Tensor, labels: Tensor) -> Tensor:
             return self._function(_logits_with_ten_mantissa_bits(model, points), labels, criterion)
@@ -113,7 +115,7 @@ class Linearity:
             if adversarial is None:
                 raise ValueError("the 2p form needs the adversarial points and their logits")
             x_b = adversarial[0]
-        positions, coefficients = self._stencil(h, x_a, x_b, y)
+        positions, coefficients = self._stencil(h, x_a, x_b, y, a)
         points = [x_a.lerp(x_b, _like(position, x)) for position in positions]
         if self.form == "2p" and adversarial is not None:
             # The adversarial forward has been made already: two points for the price of the third.
@@ -125,11 +127,17 @@ class Linearity:
         assert isinstance(gap, Tensor)
         return self._size(gap).view(self.samples, images).mean(0)
 
+    def draw(self, x: Tensor, eps: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The two ends x_a, x_b [B, ...] and the position a [B] of the third point."""
+        x_a, x_b = x + uniform_in_ball(x, eps, self.norm), x + uniform_in_ball(x, eps, self.norm)
+        if self.clip:
+            x_a, x_b = x_a.clamp(0, 1), x_b.clamp(0, 1)
+        return x_a, x_b, torch.rand(len(x), device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
+
     def _stencil(
-        self, h: Callable[[Tensor, Tensor], Tensor], x_a: Tensor, x_b: Tensor, y: Tensor
+        self, h: Callable[[Tensor, Tensor], Tensor], x_a: Tensor, x_b: Tensor, y: Tensor, a: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Positions on the segment from x_a to x_b and the coefficients of h there, [B] each; x_b's come last."""
-        a = torch.rand(len(y), device=y.device, dtype=torch.promote_types(x_a.dtype, torch.float32))
         zero, one = torch.zeros_like(a), torch.ones_like(a)
         if self.form == "5-point":
             # The spacing is a quarter of the segment, so this is 1/16 of the second directional derivative

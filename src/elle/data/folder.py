@@ -17,7 +17,7 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 MAX_PIXELS = 2**26
 """Of one image: above ImageNet's largest, below the size at which Pillow suspects a decompression bomb."""
-_LAYOUT = "the layout is train/CLASS/*.jpg and val/CLASS/*.jpg (or .jpeg, .png, .webp; test/ in place of val/)"
+_LAYOUT = "the layout is CLASS/*.jpg, or train/CLASS/*.jpg and val/CLASS/*.jpg (or test/; .jpeg, .png, .webp)"
 
 
 @dataclass
@@ -44,9 +44,11 @@ def index_folder(root: Path) -> FolderIndex:
     """The files under `root`, in the layout of ImageNet or of Tiny-ImageNet; the order is that of the sorted names.
 
     The test split is test/ where it has class folders, otherwise val/, by class folders or val_annotations.txt;
-    None where neither is there.
+    None where neither is there. Class folders in `root` itself are the training split.
     """
-    train = root / "train"
+    train, below = root / "train", set(_class_folders(root))
+    if below and not below & {"train", "val", "test"}:
+        train = root  # classes and nothing else: nobody has split them
     folders = _class_folders(train)
     if not folders:
         raise InputError(f"{train}: {'no class folders in it' if train.is_dir() else 'no such folder'}; {_LAYOUT}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elle.data.folder import FolderSplit, index_folder
+from elle.data.phases import Phase, Timetable
 from elle.data.sources import ImageSet, Split
 from elle.errors import InputError, WorkError
 
@@ -32,6 +35,10 @@ _MEASURED = 2048
 _HELD_OUT_SHARE = 0.1
 _VALIDATION = 1024
 _CHUNK = 64
+_LARGE = 96
+"""Pixels a side from which a network that halves its images twice at once is the better one."""
+_STEPS = 3000
+"""Optimisation steps that a small set is trained for, at least, in up to 100 epochs."""
 
 
 class FolderImages(Split):
@@ -65,23 +72,34 @@ class FolderImages(Split):
 
 
 def folder_set(root: Path, image_size: int | None = None, workers: int | None = None) -> ImageSet:
-    """The images below root/train and root/val or root/test; without those, a tenth of the training images is the test.
+    """The images below root/train and root/val or root/test; without those, a tenth of each class is the test.
 
     Without `image_size` it is IMAGE_SIZE, or the size of the largest of some images where all are smaller.
     """
     index = index_folder(root)
     train = index.train
+    if len(index.classes) < 2:
+        raise InputError(f"{root}: only the class {index.classes[0]!r}; a classifier needs two class folders or more")
     size = image_size or min(IMAGE_SIZE, max(_short_sides(train)))
     test = index.test
     images = FolderImages(train, size, workers)
     if test is not None:
         return ImageSet(images, FolderImages(test, size, workers), index.classes)
-    # RandomState, because NumPy promises that its stream never changes: the split is the same everywhere.
-    order = np.random.RandomState(0).permutation(len(train))
-    count = max(1, round(_HELD_OUT_SHARE * len(train)))
-    if count == len(train):
+    held_out = _held_out(train.y)
+    if not 0 < held_out.sum() < len(train):
         raise InputError(f"{root}: one image cannot be both trained on and tested on; add images, or a folder val/")
-    return ImageSet(images.part(np.sort(order[count:])), images.part(np.sort(order[:count])), index.classes)
+    return ImageSet(images.part((~held_out).nonzero()[0]), images.part(held_out.nonzero()[0]), index.classes)
+
+
+def _held_out(y: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which images are the test: a tenth of each class, one at least where it has two."""
+    # RandomState, because NumPy promises that its stream never changes: the split is the same everywhere.
+    order = np.random.RandomState(0).permutation(len(y))
+    chosen = np.zeros(len(y), np.bool_)
+    for label in np.unique(y):
+        mine = order[y[order] == label]
+        chosen[mine[: max(int(len(mine) > 1), round(_HELD_OUT_SHARE * len(mine)))]] = True
+    return chosen
 
 
 def imagenet(root: Path, image_size: int | None = None, workers: int | None = None) -> ImageSet:
@@ -92,8 +110,14 @@ def imagenet(root: Path, image_size: int | None = None, workers: int | None = No
 def enough_images(data: Split) -> npt.NDArray[np.uint8]:
     """Images to compute statistics from: all of them, or some, spread over the set, where there are too many."""
     if isinstance(data, FolderImages) and _streamed(data, "auto"):
-        return data.part(np.linspace(0, len(data) - 1, _MEASURED).astype(np.int64)).x
+        return spread_images(data, _MEASURED).x
     return data.x
+
+
+def spread_images(data: Split, count: int) -> Split:
+    """So many images, or all, spread over the set, which may be sorted by class; no others are decoded."""
+    numbers = np.unique(np.linspace(0, len(data) - 1, count).astype(np.int64))
+    return data.part(numbers) if isinstance(data, FolderImages) else Split(data.x[numbers], data.y[numbers])
 
 
 def _short_sides(split: FolderSplit) -> list[int]:
@@ -120,11 +144,36 @@ def _empty(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
 
 
 def filled_in(images: ImageSet, values: dict[str, Any]) -> dict[str, Any]:
-    """The configuration's values that only a folder's files can tell: the image size, and how many to hold out."""
-    if not isinstance(images.train, FolderImages):
+    """The configuration's open values that only a folder's files can tell: how many they are, and how large."""
+    data = images.train
+    if not isinstance(data, FolderImages):
         return {}
-    found = {"image_size": images.train.size, "validation": min(_VALIDATION, len(images.train) // 10)}
+    found: dict[str, Any] = {"image_size": data.size, "validation": min(_VALIDATION, len(data) // 10)}
+    # Padding in the proportion of CIFAR-10's, 4 of 32 pixels.
+    found |= {"crop": data.size // 8, "model": "resnet18" if data.size >= _LARGE else "preact-resnet18"}
+    known = found | {key: value for key, value in values.items() if value is not None}
+    count = max(1, len(data) - known["validation"])
+    batch = known.get("batch") or _batch_for(count)
+    epochs = min(max(30, math.ceil(_STEPS / max(1, count // batch))), 100)
+    found |= {"batch": batch, "epochs": epochs, "lr": 0.1 * batch / 128}
     return {key: value for key, value in found.items() if values[key] is None}
+
+
+def _batch_for(images: int) -> int:
+    """64, or less where that leaves few steps an epoch, but 8 at the least: BatchNorm measures on them."""
+    batch = 64
+    while batch > 8 and images // batch < 16:
+        batch //= 2
+    return batch
+
+
+def described(images: ImageSet, validation: int) -> str | None:
+    """What a folder was found to hold, in a line; None for other sets."""
+    if not isinstance(images.train, FolderImages):
+        return None
+    names = ", ".join(images.classes[:8]) + (", .." if len(images.classes) > 8 else "")
+    counts = f"{len(images.train) - validation} training, {validation} validation and {len(images.test)} test images"
+    return f"{len(images.classes)} classes ({names}): {counts}, {images.train.size} x {images.train.size} pixels"
 
 
 def training_source(
@@ -135,6 +184,7 @@ def training_source(
     seed: int,
     batch: int,
     epochs: int,
+    phases: Sequence[Phase] | None = None,
     crop: int,
     flip: bool,
     loading: Loading = "auto",
@@ -146,23 +196,27 @@ def training_source(
     """The training images, on the device or streamed to it, and the images held out for validation.
 
     `crop` are pixels of padding for resident images; streamed ones are cropped to a random part unless it is 0.
+    `phases` replace `batch`, `epochs` and the image size.
     Streamed are the images of this rank: its part of each batch.
     """
     from elle.data.resident import Resident, chosen_for_validation, split_validation
     from elle.data.streaming import Streaming
 
-    if not isinstance(data, FolderImages) or not _streamed(data, loading):
+    if phases and loading == "resident":
+        raise InputError("phases read image files anew at each size; leave loading=resident out")
+    if not isinstance(data, FolderImages) or not (phases or _streamed(data, loading)):
         training, held_out = split_validation(data, validation, seed)
         return Resident(training, device, crop, flip), held_out
     kept, held = chosen_for_validation(len(data), validation, seed)
     files, held_files = data.part(kept), data.part(held)
+    timetable = Timetable(tuple(phases or [Phase(epochs, data.size, batch)]), len(files))
     source = Streaming(
         files.files,
         device,
-        batch=min(batch, len(files)) // ranks,
-        size=data.size,
+        batch=lambda epoch: timetable.batch(epoch) // ranks,
+        size=timetable.size,
         seed=seed,
-        epochs=epochs,
+        epochs=timetable.epochs,
         crop=crop > 0,
         flip=flip,
         workers=workers,

@@ -169,21 +169,12 @@ _ROWS = (
     ),
     Dataset(
         "folder",
-        "your own images: train/CLASS/*.jpg and val/CLASS/*.jpg (or .png, .webp) in root",
+        "your own images: CLASS/*.jpg in root, or train/CLASS/*.jpg and val/CLASS/*.jpg (or .png, .webp)",
         folder_set,
         needs_root=True,
-        defaults={
-            "model": "preact-resnet18",
-            "eps": 4 / 255,
-            "epochs": 30,
-            "batch": 128,
-            "lr": 0.1,
-            "schedule": "short",
-            "validation": None,  # a tenth of the training images, at most 1,024
-            "clip": True,
-            "crop": 4,
-            "flip": True,
-        },
+        # What is None depends on how many the images are, and how large: `filled_in`.
+        defaults={"eps": 4 / 255, "schedule": "short", "clip": True, "flip": True}
+        | dict.fromkeys(("model", "epochs", "batch", "lr", "validation", "crop")),
         weights={"elle": 4_000.0, "elle-a": 4_000.0},
         files=True,
     ),

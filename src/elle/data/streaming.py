@@ -23,7 +23,8 @@ class Streaming:
     """A folder's images in batches, for each step of a run; `stage` brings one to the device, `batch` returns it.
 
     `batch` images a step are this rank's part of batch * ranks: rank r takes the r-th slice of each global batch.
-    `size` is the image size, or gives that of an epoch. `cache` is a folder to keep decoded images in.
+    `batch` and `size`, the image size, are numbers, or give that of an epoch.
+    `cache` is a folder to keep decoded images in.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Streaming:
         split: FolderSplit,
         device: torch.device | str,
         *,
-        batch: int,
+        batch: int | Callable[[int], int],
         size: int | Callable[[int], int],
         seed: int,
         epochs: int,
@@ -44,13 +45,14 @@ class Streaming:
         ranks: int = 1,
     ) -> None:
         self.device = torch.device(device)
-        self.count, self.images, self.seed, self.epochs = len(split), batch, seed, epochs
+        self.count, self.seed, self.epochs = len(split), seed, epochs
         self.rank, self.ranks = rank, ranks
-        self.steps = self.count // (batch * ranks)
         self.workers, self.ahead = usable_workers(workers), ahead
+        self.images: Callable[[int], int] = batch if callable(batch) else lambda epoch: batch
         self.size: Callable[[int], int] = size if callable(size) else lambda epoch: size
-        self._largest = max(self.size(epoch) for epoch in range(epochs))
-        kept = ResizeCache(cache, split.paths, round(MARGIN * self._largest)) if cache is not None else None
+        self._fullest = max(range(epochs), key=lambda epoch: self.images(epoch) * self.size(epoch) ** 2)
+        largest = max(self.size(epoch) for epoch in range(epochs))
+        kept = ResizeCache(cache, split.paths, round(MARGIN * largest)) if cache is not None else None
         self.decoder = Decoder(split, seed=seed, crop=crop, flip=flip, cache=kept)
         self._batches: Generator[Batch, None, None] | None = None
         self._now: tuple[int, int] | None = None
@@ -61,6 +63,10 @@ class Streaming:
     def __len__(self) -> int:
         return self.count
 
+    def steps(self, epoch: int) -> int:
+        """Whole global batches in an epoch."""
+        return self.count // (self.images(epoch) * self.ranks)
+
     def order(self, seed: int, epoch: int) -> Tensor:
         """The order of this epoch, int64 [N]."""
         return torch.from_numpy(epoch_order(self.count, seed, epoch)).to(self.device)
@@ -68,10 +74,10 @@ class Streaming:
     def tasks(self, epoch: int, step: int) -> Iterator[Task]:
         """Every batch of this rank from that step on, to the end of the last epoch."""
         for e in range(epoch, self.epochs):
-            order, size = epoch_order(self.count, self.seed, e), self.size(e)
-            for k in range(step if e == epoch else 0, self.steps):
-                first = (k * self.ranks + self.rank) * self.images
-                yield Task(e, first, order[first : first + self.images], size)
+            order, size, images = epoch_order(self.count, self.seed, e), self.size(e), self.images(e)
+            for k in range(step if e == epoch else 0, self.steps(e)):
+                first = (k * self.ranks + self.rank) * images
+                yield Task(e, first, order[first : first + images], size)
 
     def stage(self, epoch: int, step: int) -> None:
         """Wait for the batch of that step and put it where `batch` finds it; steps in a row are made ahead."""
@@ -82,8 +88,8 @@ class Streaming:
             self._batches = made_by_workers(
                 self.decoder,
                 self.tasks(epoch, step),
-                images=self.images,
-                size=self._largest,
+                images=self.images(self._fullest),
+                size=self.size(self._fullest),
                 workers=self.workers,
                 ahead=self.ahead,
             )
@@ -92,13 +98,13 @@ class Streaming:
         except InputError as problem:
             raise WorkError(str(problem)) from None  # the input was fine when the run began
         self._now = epoch, step
-        self._next = (epoch, step + 1) if step + 1 < self.steps else (epoch + 1, 0)
+        self._next = (epoch, step + 1) if step + 1 < self.steps(epoch) else (epoch + 1, 0)
         self._put(tuple(torch.from_numpy(part) for part in batch))  # type: ignore[arg-type]
         if self._next == (self.epochs, 0):
             self.close()  # that was the last one: the workers' memory is free for the evaluation
 
     def _put(self, batch: _Tensors) -> None:
-        """Into tensors that stay the same while the image size does: a captured step reads them where they are."""
+        """Into tensors that stay the same while the batch's shape does: a captured step reads them where they are."""
         if self._staged is None or self._staged[0].shape != batch[0].shape:
             self._staged = _empty_like(batch, self.device)
         if self._upload is None:

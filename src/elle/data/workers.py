@@ -112,7 +112,7 @@ def made_by_workers(
 ) -> Generator[Batch, None, None]:
     """The batch of each task, in their order, each worker having `ahead` of them under way; 0 workers: made here.
 
-    No task has more than `images` images or larger ones than `size`. InputError names a file that cannot be read.
+    No task takes more memory than `images` images of `size` pixels a side. InputError names a file that cannot be read.
     """
     count = max(1, workers) * ahead + 1  # the ones under way, and the one that was taken last
     slots = _Slots(decoder, count, images, size)

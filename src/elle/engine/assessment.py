@@ -24,13 +24,14 @@ import numpy as np
 import torch
 
 from elle.config import format_radius
-from elle.engine.checkpoint import RunLock, write_atomically, write_json
+from elle.engine.checkpoint import RunLock, write_json
 from elle.engine.runtime import pick_device
 from elle.engine.subject import Source, Subject, load_subject
 from elle.errors import InputError, WorkError
 from elle.evaluation.evaluate import device_name, record_of
 from elle.evaluation.names import parse_attacks
 from elle.evaluation.units import Outcome, Settings, Unit, Worker, count_chunks, plan
+from elle.files import write_atomically
 
 PARTS = "evaluation.parts"
 RESULT = "evaluation.json"

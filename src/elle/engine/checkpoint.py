@@ -13,40 +13,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from elle.errors import InputError, WorkError
+from elle.errors import InputError
+from elle.files import not_written, write_atomically
 
 KEPT = 2
 """Checkpoints kept in a run directory: the newest, and the one before in case it cannot be read."""
 _HEADER = "elle"
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the target, flush to the disk, rename: a reader sees the old file or the new one, never half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # makes the rename itself survive a power cut
-        finally:
-            os.close(folder)
-    except BaseException as problem:  # an interrupt leaves no half file either
-        temporary.unlink(missing_ok=True)
-        if isinstance(problem, OSError):
-            raise _not_written(path, problem) from None
-        raise
-
-
-def _not_written(path: Path, problem: OSError) -> WorkError:
-    return WorkError(
-        f"could not write {path}: {problem.strerror}; what was there before is untouched; "
-        f"repair that and run it again (a training continues with --resume)"
-    )
 
 
 def append_line(path: Path, value: Any) -> None:
@@ -55,7 +27,7 @@ def append_line(path: Path, value: Any) -> None:
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(value) + "\n")
     except OSError as problem:
-        raise _not_written(path, problem) from None
+        raise not_written(path, problem) from None
 
 
 def write_json(path: Path, value: Any) -> None:

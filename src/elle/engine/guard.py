@@ -13,7 +13,6 @@ from elle.config import Config
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Linearity
 from elle.data.registry import find_dataset
-from elle.engine import checkpoint
 from elle.engine.monitor import Kind, Reading, Verdict
 from elle.engine.probe import IMAGES, CollapseMonitor
 from elle.engine.runtime import autocast
@@ -26,8 +25,9 @@ if TYPE_CHECKING:
 
 MAX_ROLLBACKS = 3
 """A run that collapses once more after so many rollbacks stops."""
-SHARE = 0.125
-"""Share of the batch for which the penalty that the guard switches on is computed: dear enough to act, cheap to pay."""
+SHARE, LEAST = 0.125, 16
+"""Share of the batch for which the penalty that the guard switches on is computed, cheap to pay; and the images that it
+is at least, because the mean over fewer is noise that throws training back."""
 _PREFIX = "healthy."
 
 
@@ -38,7 +38,7 @@ class Guard:
         self.run = run
         self.rollbacks = 0
         self.tensors: dict[str, Tensor] | None = None
-        """The last healthy state: clones on the device of what `Step.state` returned."""
+        """The last healthy state: copies on the device of what `Step.state` returned."""
         self.step = 0
         """The step after which they were taken."""
         # On by default for every method that its network can learn to fool.
@@ -56,6 +56,18 @@ class Guard:
 
     def verdicts(self) -> list[dict[str, Any]]:
         return [] if self.monitor is None else [dataclasses.asdict(verdict) for verdict in self.monitor.verdicts]
+
+    def start(self) -> None:
+        """Keep the state of a run that begins: one that collapses at once has no other to go back to."""
+        if self.monitor is not None:
+            self._keep_state()
+
+    def _keep_state(self) -> None:
+        """Over the one kept before, where it lies: no memory is allocated twice an epoch."""
+        before, self.tensors, self.step = self.tensors or {}, {}, self.run.done
+        for name, value in self.run.step.state().items():
+            room = before.get(name)
+            self.tensors[name] = value.detach().clone() if room is None else room.copy_(value.detach())
 
     def due(self) -> bool:
         """Whether it is time for a look; not while eps still grows, for which the network is not yet trained."""
@@ -82,16 +94,15 @@ class Guard:
         verdict, reading = run.ranks.from_first(check)
         if not run.ranks.first:
             monitor.observe(reading)
-        run.write_line("probes.jsonl", reading)
+        run.files.append("probes.jsonl", reading)
         if monitor.healthy:
-            self.tensors = {name: value.detach().clone() for name, value in run.step.state().items()}
-            self.step = run.done
+            self._keep_state()
         return verdict is not None and self._act(verdict, seconds)
 
     def _act(self, verdict: Verdict, seconds: float) -> bool:
         run = self.run
         values = dataclasses.asdict(verdict)
-        run.event(values.pop("kind").replace(" ", "_"), **values)
+        run.files.event(values.pop("kind").replace(" ", "_"), **values)
         run.watcher.judged(verdict)
         run.watcher.said(str(verdict))
         if verdict.kind != "collapse":
@@ -128,27 +139,25 @@ class Guard:
         if method.weight is not None:
             # At its maximum at once: what comes next from this state is known.
             run.step.rule["weight"].fill_(method.weight.value)
-        if run.done % run.steps_per_epoch == 0:
+        if run.timetable.place(run.done)[1] == 0:
             run.step.position.zero_()
         readings = self.monitor.forget(run.done)
         run.rewrite()
         weight = None if method.weight is None else method.weight.value
         known = {"undone_from": at, "method": method.name, "weight": weight, "records": dropped, "probes": readings}
-        run.event("rollback", step=run.done, **known)
+        run.files.event("rollback", step=run.done, **known)
         words = "" if weight is None else f" at weight {weight:g}"
         run.watcher.said(f"rolled back to step {run.done}, going on with {method.name}{words}")
 
     def _keep_both_networks(self) -> None:
         """Write the network before the collapse and the collapsed one, to be looked at (`elle plot`)."""
-        if not self.run.ranks.first:
-            return
         kept = self.tensors or {}
         before = {name.removeprefix("model."): kept[name] for name in kept if name.startswith("model.")}
         states = {"before": (self.step, before), "after": (self.run.done, self.run.step.model.state_dict())}
         for name, (step, tensors) in states.items():
             if tensors:
                 header = self.run.model_header() | {"step": step}
-                checkpoint.write_tensors(self.run.directory / f"{name}-collapse.safetensors", tensors, header)
+                self.run.files.write_tensors(f"{name}-collapse.safetensors", tensors, header)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and header entries for a checkpoint."""
@@ -184,8 +193,16 @@ def _monitor(run: Run, every: int) -> CollapseMonitor:
     # Spread over the set, which may be sorted by class.
     chosen = torch.linspace(0, len(x) - 1, min(IMAGES, len(x)), device=run.device).long()
     x = x[chosen].contiguous(memory_format=torch.channels_last)
-    eps, norm, per_epoch = run.config.eps or 0.0, run.config.norm, max(1, run.steps_per_epoch // every)
-    return CollapseMonitor(x, y[chosen], eps, norm=norm, per_epoch=per_epoch, seed=run.config.seed)
+    return CollapseMonitor(
+        x,
+        y[chosen],
+        run.config.eps or 0.0,
+        norm=run.config.norm,
+        per_epoch=max(1, run.steps_per_epoch // every),
+        seed=run.config.seed,
+        # Larger images keep the device busy without a graph, and a graph would hold the memory for them for good.
+        graph=run.graphed and x[0, 0].numel() <= 64 * 64,
+    )
 
 
 def strengthened(method: Method, config: Config) -> Method:
@@ -196,5 +213,7 @@ def strengthened(method: Method, config: Config) -> Method:
         return dataclasses.replace(method, weight=rule, regulariser=measured)
     weight = find_dataset(config.data).weights["elle-a"]
     value = weight(config.eps or 0.0, config.schedule or "") if callable(weight) else weight
-    error = Linearity(norm=config.norm, clip=bool(config.clip), share=SHARE)
+    error = Linearity(
+        norm=config.norm, clip=bool(config.clip), share=min(1.0, max(SHARE, LEAST / (config.batch or LEAST)))
+    )
     return dataclasses.replace(method.with_penalty("elle-a"), regulariser=error, weight=OnOff(value))

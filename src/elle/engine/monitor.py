@@ -1,14 +1,17 @@
 """Numbers in, verdict out: has a run collapsed, overfitted, gone constant or diverged?
 
 Collapse (catastrophic overfitting): accuracy under a multi-step attack falls below half of its best and stays there,
-while accuracy under the single-step attack of training stays near its own best. A run judged while it trains has
-collapsed when that has lasted an epoch; should it end, the run has recovered.
+while accuracy under the single-step attack of training stays near its own best. A network that never was robust has
+collapsed where it answers attacked images better than clean ones. A run judged while it trains has collapsed when
+that has lasted an epoch (of whose looks one at least is below half, and none back above two thirds); should it end,
+the run has recovered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from statistics import fmean, median
 from typing import Any, Literal
 
@@ -19,15 +22,25 @@ Reading = dict[str, Any]
 
 # Single-step accuracy this far above multi-step accuracy: a network that merely forgets loses both.
 _GAP = 0.3
+# A few steps on a few images tell too high an accuracy: below this share of the best it has not recovered from a fall.
+_LOW = 2 / 3
 # Single-step accuracy above this share of its best has not fallen; a network whose training stumbles loses it as well.
 _KEPT = 0.9
 # A best accuracy below this many times chance is no robustness to lose: early training, and a constant classifier.
 # On 128 images and 10 classes it is three standard deviations above chance.
 ABOVE_CHANCE = 1.8
+# With many classes chance is less than what so few images can tell from nothing: 5 % are six of them.
+_GRAIN = 0.05
 # Below this many times chance accuracy still comes and goes: there a collapse must show in the error as well.
 _SETTLED = 3.0
 # Collapsed networks have 100 to 10,000 times the error of healthy ones.
 _JUMP = 10.0
+# Attacked images are answered better than clean ones by this much, three standard deviations on 128 images: the network
+# reads the label off the perturbation of its own attack. No robust network does, at whatever radius.
+_LEAK = 0.1
+# An early collapse has no usual error to jump from: healthy networks have 1e-6 to 5e-4 while they begin to learn, and
+# that one 8e-3 and more, after 2e-3 at first. Only a straight one is a state to go back to before it is robust.
+_STRAIGHT, _CURVED = 5e-4, 2e-3
 # Healthy networks have errors of 1e-6 and more; a constant one has 0 up to rounding.
 _NO_ERROR = 1e-9
 # Robust overfitting: this share of the best accuracy lost while training accuracy rises by that much.
@@ -76,8 +89,12 @@ class Monitor:
             return False
         # A network whose error has begun to grow is already on its way.
         usual = median([reading["error"] for reading in self.readings[-11:-1] if reading["error"]] or [last["error"]])
-        best = max(reading["multi"] for reading in self.readings)
-        return bool(last["multi"] >= 0.75 * best and last["error"] <= 3 * usual)
+        robust = last["multi"] >= _SETTLED * _floor(last["chance"]) or last["error"] < _STRAIGHT
+        return bool(robust and last["multi"] >= 0.75 * self._best and last["error"] <= 3 * usual)
+
+    @property
+    def _best(self) -> float:
+        return max(float(reading["multi"]) for reading in self.readings)
 
     def forget(self, step: int) -> list[Reading]:
         """Drop the readings after `step`, which a rollback has undone, and return them; verdicts stay on record."""
@@ -101,23 +118,39 @@ class Monitor:
     def _judge(self) -> Verdict | None:
         if _diverged(self.readings[-1]):
             return self._diverged()
-        bad = collapsed_readings(
-            [reading["multi"] for reading in self.readings],
-            [_single(reading) for reading in self.readings],
-            self.readings[-1]["chance"],
-        )
         epoch = max(2, self.per_epoch)
         if self.condition == "collapse":
-            best = max(reading["multi"] for reading in self.readings)
-            low = any(reading["multi"] < 0.5 * best for reading in self.readings[-epoch:])
+            enough = max(0.5 * self._best, ABOVE_CHANCE * _floor(self.readings[-1]["chance"]))
+            low = any(reading["multi"] < enough for reading in self.readings[-epoch:])
             return None if low else self._recovered(epoch)
         if self.condition == "constant":
             return None if _constant(self.readings[-1]) else self._recovered(1)
-        if len(bad) >= epoch and all(bad[-epoch:]) and (verdict := self._collapsed(bad)):
-            return verdict
+        fooled = self._fooled()
+        fallen = [a or b for a, b in zip(fooled, self._fallen(0.5), strict=True)]
+        bad = [a or b for a, b in zip(fooled, self._fallen(_LOW), strict=True)]
+        if len(bad) >= epoch and all(bad[-epoch:]) and any(fallen[-epoch:]):
+            verdict = self._learnt_the_attack(bad) if fooled[-1] else self._collapsed(bad)
+            if verdict is not None:
+                return verdict
         if self.condition is None and not bad[-1]:
             return self._constant() or self._overfitted()
         return None
+
+    def _fallen(self, share: float) -> list[bool]:
+        """At which readings accuracy under the multi-step attack alone is below that share of its best."""
+        multi, single = [one["multi"] for one in self.readings], [_single(one) for one in self.readings]
+        chance = self.readings[-1]["chance"]
+        if self.readings[-1]["accuracy"] is not None:
+            return collapsed_readings(multi, single, chance, share)
+        # On a few images, in eval mode, single-step accuracy swings: it must only be far above the other.
+        fallen = collapsed_readings(multi, single, chance, share, kept=0.5)
+        return [bad and high >= 2 * low for bad, high, low in zip(fallen, single, multi, strict=True)]
+
+    def _fooled(self) -> list[bool]:
+        """At which readings a network that never was robust answers attacked images better than clean ones."""
+        settled = _SETTLED * _floor(self.readings[-1]["chance"])
+        bests = accumulate((one["multi"] for one in self.readings), max)
+        return [best < settled and _fooled(one) for best, one in zip(bests, self.readings, strict=True)]
 
     def _diverged(self) -> Verdict | None:
         reading = self.readings[-1]
@@ -127,13 +160,12 @@ class Monitor:
         return Verdict("divergence", reading["step"], reading["step"], words, "high")
 
     def _collapsed(self, bad: list[bool]) -> Verdict | None:
-        reading, best = self.readings[-1], max(reading["multi"] for reading in self.readings)
+        reading, best = self.readings[-1], self._best
         before = [one["error"] for one, is_bad in zip(self.readings, bad, strict=True) if not is_bad and one["error"]]
-        usual = median(before[-10:]) if before else reading["error"]
+        usual = median(before[-10:]) if before else max(reading["error"], _NO_ERROR)
         jumped = reading["error"] >= _JUMP * usual
-        if best < _SETTLED * reading["chance"] and not jumped:
+        if best < _SETTLED * _floor(reading["chance"]) and not jumped:
             return None
-        first = len(bad) - next((k for k, one in enumerate(reversed(bad)) if not one), len(bad))
         single, times = _single(reading), reading["error"] / usual
         words = (
             f"accuracy under the multi-step attack fell from {best:.1%} to {reading['multi']:.1%} "
@@ -141,7 +173,24 @@ class Monitor:
             f"E_lin is {reading['error']:.1e}, {times:.3g} times its usual {usual:.1e}"
         )
         sure = jumped and single - reading["multi"] >= _GAP
-        return Verdict("collapse", reading["step"], self.readings[first]["step"], words, "high" if sure else "medium")
+        return Verdict("collapse", reading["step"], self._since(bad), words, "high" if sure else "medium")
+
+    def _learnt_the_attack(self, bad: list[bool]) -> Verdict:
+        """A collapse before there was any robustness to lose."""
+        reading = self.readings[-1]
+        single = _single(reading)
+        words = (
+            f"accuracy is {single:.1%} under the single-step attack but {reading['clean']:.1%} without any and "
+            f"{reading['multi']:.1%} under the multi-step attack: the network reads the labels off its attack; "
+            f"E_lin is {reading['error']:.1e}"
+        )
+        sure = single - reading["multi"] >= _GAP
+        return Verdict("collapse", reading["step"], self._since(bad), words, "high" if sure else "medium")
+
+    def _since(self, bad: list[bool]) -> int:
+        """The step of the first of the bad readings that lead up to the last."""
+        good = max((k + 1 for k, one in enumerate(bad) if not one), default=0)
+        return int(self.readings[good]["step"])
 
     def _recovered(self, count: int) -> Verdict:
         reading = self.readings[-1]
@@ -168,7 +217,7 @@ class Monitor:
             return None
         means = [fmean(one["multi"] for one in known[k : k + span]) for k in range(len(known) - span + 1)]
         top = max(range(len(means) - span), key=means.__getitem__, default=None)
-        if top is None or not means[-1] < (1 - _LOST) * means[top] or means[top] < 2 * known[-1]["chance"]:
+        if top is None or not means[-1] < (1 - _LOST) * means[top] or means[top] < 2 * _floor(known[-1]["chance"]):
             return None
         then, now = known[top : top + span], known[-span:]
         before, after = (fmean(one["accuracy"] for one in part) for part in (then, now))
@@ -182,14 +231,31 @@ class Monitor:
         return Verdict("robust overfitting", now[-1]["step"], then[-1]["step"], words, "medium")
 
 
-def collapsed_readings(multi: Sequence[float], single: Sequence[float], chance: float) -> list[bool]:
-    """At which readings multi-step accuracy is below half of its best so far, and single-step accuracy near its own."""
+def collapsed_readings(
+    multi: Sequence[float], single: Sequence[float], chance: float, share: float = 0.5, kept: float = _KEPT
+) -> list[bool]:
+    """At which readings multi-step accuracy is below that share of its best so far, and single-step near its own."""
+    least = ABOVE_CHANCE * _floor(chance)
     best_multi = best_single = 0.0
     bad = []
     for level, other in zip(multi, single, strict=True):
         best_multi, best_single = max(best_multi, level), max(best_single, other)
-        bad.append(best_multi > ABOVE_CHANCE * chance and level < 0.5 * best_multi and other >= _KEPT * best_single)
+        bad.append(best_multi > least and level < share * best_multi and other >= kept * best_single)
     return bad
+
+
+def _fooled(reading: Reading) -> bool:
+    """Whether attacked images are answered better than clean ones, but not under a multi-step attack."""
+    single, nothing = _single(reading), ABOVE_CHANCE * _floor(reading["chance"])
+    leaking = single >= reading["clean"] + _LEAK and reading["multi"] < min(nothing, 0.5 * single)
+    # In eval mode a network may know nothing for a while, until BatchNorm's statistics fit what it has learnt.
+    knows = max(reading["clean"], reading["single"]) >= nothing
+    return bool(leaking and knows and (reading["error"] or 0.0) >= _CURVED)
+
+
+def _floor(chance: float) -> float:
+    """The accuracy of a network that knows nothing, as far as a probe can tell."""
+    return max(chance, _GRAIN)
 
 
 def _single(reading: Reading) -> float:

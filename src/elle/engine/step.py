@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from elle.core.attacks import Replay
+from elle.core.controller import OnOff
 from elle.core.second_order import twice_differentiable
 from elle.core.subspace import flattened
 from elle.data.resident import Resident
@@ -15,11 +19,15 @@ from elle.data.streaming import Streaming
 from elle.engine.batchnorm import running_statistics
 from elle.engine.draws import Draws
 from elle.engine.ranks import ALONE, Ranks
+from elle.engine.recomputing import blocks_to_recompute, recomputed
 from elle.engine.runtime import Precision, autocast
 from elle.methods import Method
 
 RECORDED = ("loss", "accuracy", "error", "weight", "threshold")
 """What each step writes down: the loss and accuracy at its own adversarial points, and the penalty's state."""
+
+Penalty = Literal["trained", "measured", "left out"]
+"""What a step makes of its penalty: its gradient, its error only (without a backward), or nothing."""
 
 _OF_IMAGES = ("x", "delta")
 """What is kept for each image of a batch, of which a rank has its own."""
@@ -40,21 +48,26 @@ class Step:
         eps: float,
         momentum: float,
         weight_decay: float,
+        decay_norm: bool = True,
         precision: Precision,
         steps_per_epoch: int,
         total_steps: int,
+        memory: Literal["auto", "low"] = "auto",
         ranks: Ranks = ALONE,
         accumulate: int = 1,
     ) -> None:
-        self.model, self.data, self.precision = model, data, precision
+        self.memory, self.model, self.data, self.precision = memory, model, data, precision
         self.ranks, self.accumulate = ranks, accumulate
         self.total_steps = total_steps
         device = self.device = next(model.parameters()).device
         self.lr = torch.zeros((), device=device)
         # In double, as a number of Python's is: a float32 one would round twice, and other points would be attacked.
         self.eps = torch.tensor(eps, dtype=torch.float64, device=device)
+        decayed = [one for one in model.parameters() if decay_norm or one.dim() > 1]
+        spared = [one for one in model.parameters() if not decay_norm and one.dim() <= 1]
+        groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
         self.optimizer = torch.optim.SGD(
-            model.parameters(), lr=self.lr, momentum=momentum, weight_decay=weight_decay, fused=True
+            [group for group in groups if group["params"]], lr=self.lr, momentum=momentum, fused=True
         )
         if momentum:
             for parameter in model.parameters():
@@ -82,8 +95,14 @@ class Step:
         """Train with this method from now on; the rule of its weight starts afresh."""
         self.method = method
         self.rule = method.weight.start(self.device) if method.weight is not None else {}
+        self.blocks = blocks_to_recompute(self.model, method) if self.memory == "low" else []
 
-    def __call__(self, index: Tensor) -> None:
+    def begin_phase(self) -> None:
+        """What starts anew with a phase of the run."""
+        if isinstance(self.method.weight, OnOff):
+            self.method.weight.begin_phase(self.rule)
+
+    def __call__(self, index: Tensor, penalty: Penalty = "trained") -> None:
         """Train on the images at `index` [B], this rank's part of the batch."""
         draws = Draws(self.ranks.rank, self.ranks.count, self.accumulate)
         with draws.whole(len(index)):
@@ -92,7 +111,7 @@ class Step:
         if self.device.type == "cuda":
             x = x.contiguous(memory_format=torch.channels_last)
         self.optimizer.zero_grad(set_to_none=True)
-        row = (self._gradient if self.accumulate == 1 else self._accumulated)(x, y, draws)
+        row = (self._gradient if self.accumulate == 1 else self._accumulated)(x, y, draws, penalty)
         # The one message of the step: gradients, BatchNorm's running statistics and what is written down.
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         self.ranks.average([*gradients, *running_statistics(self.model), row])
@@ -101,83 +120,103 @@ class Step:
         self.position.add_(1)
         self.done.add_(1)
 
-    def _gradient(self, x: Tensor, y: Tensor, draws: Draws) -> Tensor:
+    def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
         # One autocast around all passes: the half-precision copies of the weights are made once a step.
         with draws.part(0, len(y)), autocast(self.device, self.precision), self._second_order():
-            loss, error, accuracy, x_adv = self._passes(x, y, self.kept.get("delta"))
-            total = loss if error is None else loss + self._weigh(error) * error
-        self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
-        if x_adv.grad is not None:
-            self._move(self.kept["delta"], x_adv.grad)
-        return self._row(loss, accuracy, error)
+            loss, logits, x_adv = self._loss(x, y, self.kept.get("delta"))
+            terms = [loss]
+            if self.blocks or penalty != "trained":
+                # Now, so that what the loss has kept is given back before the penalty needs room.
+                self._backward(terms.pop())
+            error = self._error(x, y, x_adv, logits, penalty)
+            seen, weight, threshold = self._weigh(error, penalty)
+            if error is not None and penalty == "trained":
+                terms.append(weight * error)
+        if terms:
+            self._backward(functools.reduce(operator.add, terms))
+        self._move(self.kept.get("delta"), x_adv.grad)
+        return _row(loss, _accuracy(logits, y), seen, weight, threshold)
 
-    def _accumulated(self, x: Tensor, y: Tensor, draws: Draws) -> Tensor:
+    def _accumulated(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """The same, a micro-batch at a time; loss and penalty apart, as the weight is known when all have been seen."""
         count = self.accumulate
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         # In half precision the penalty's gradient needs a scale: the largest weight it may get.
         scale = (self.method.weight.value if self.method.weight is not None else 0) or 1.0
-        penalty = [torch.zeros_like(parameter) for parameter in parameters]
+        read_again = self.method.regulariser is not None and self.method.regulariser.form == "2p"
+        slope = [torch.zeros_like(parameter) for parameter in parameters]
         deltas = self.kept["delta"].chunk(count) if "delta" in self.kept else [None] * count
-        seen: list[tuple[Tensor, Tensor]] = []
+        recorded: list[tuple[Tensor, Tensor]] = []
         errors: list[Tensor] = []
         for number, (x_part, y_part, delta) in enumerate(zip(x.chunk(count), y.chunk(count), deltas, strict=True)):
             with draws.part(number, len(y_part)), autocast(self.device, self.precision), self._second_order():
-                loss, error, accuracy, x_adv = self._passes(x_part, y_part, delta)
-            self.scaler.scale(loss / count).backward(retain_graph=error is not None)  # type: ignore[no-untyped-call]
+                loss, logits, x_adv = self._loss(x_part, y_part, delta)
+                self._backward(loss / count, keep=read_again)
+                error = self._error(x_part, y_part, x_adv, logits, penalty)
             if error is not None:
+                errors.append(error.detach())
+            if error is not None and penalty == "trained":
                 scaled = self.scaler.scale(scale * error / count)
                 found = torch.autograd.grad(scaled, parameters, allow_unused=True, materialize_grads=True)
-                torch._foreach_add_(penalty, found)
-                errors.append(error.detach())
-            if x_adv.grad is not None and delta is not None:
-                self._move(delta, x_adv.grad)
-            seen.append((loss.detach(), accuracy))
-        error = torch.stack(errors).mean() if errors else None
-        if error is not None:
-            share = self._weigh(error) / scale
-            for parameter, gradient in zip(parameters, penalty, strict=True):
-                parameter.grad = share * gradient + (0 if parameter.grad is None else parameter.grad)
-        loss, accuracy = (torch.stack([one[k] for one in seen]).mean() for k in range(2))
-        return self._row(loss, accuracy, error)
+                torch._foreach_add_(slope, found)
+            self._move(delta, x_adv.grad)
+            recorded.append((loss.detach(), _accuracy(logits, y_part)))
+        seen, weight, threshold = self._weigh(torch.stack(errors).mean() if errors else None, penalty)
+        if errors and penalty == "trained":
+            for parameter, gradient in zip(parameters, slope, strict=True):
+                parameter.grad = weight / scale * gradient + (0 if parameter.grad is None else parameter.grad)
+        loss, accuracy = (torch.stack([one[k] for one in recorded]).mean() for k in range(2))
+        return _row(loss, accuracy, seen, weight, threshold)
 
-    def _passes(self, x: Tensor, y: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        """Attack, then the forwards: the loss, the penalty's error if any, the accuracy, and the points trained on."""
+    def _loss(self, x: Tensor, y: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Attack, then the forwards of the loss: the loss, the logits, and the points trained on."""
         method, model = self.method, self.model
-        when = (self.done, self.done / self.total_steps)
         if isinstance(method.attack, Replay):
             assert delta is not None
             x_adv = method.attack.points(x, delta)
         else:
             x_adv = x if method.attack is None else method.attack(model, x, y, self.eps)
-        loss, logits = method.loss(model, x, y, x_adv, self.eps, when)
-        error = None
-        if method.regulariser is not None and method.weight is not None:
-            error = method.regulariser(model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
-        return loss, error, (logits.detach().argmax(1) == y).float().mean(), x_adv
+        loss, logits = method.loss(model, x, y, x_adv, self.eps, (self.done, self.done / self.total_steps))
+        return loss, logits, x_adv
 
-    def _weigh(self, error: Tensor) -> Tensor:
-        """The weight after its rule has seen the error of all ranks' images: the same on each."""
-        assert self.method.weight is not None
-        rule = self.method.weight.update(self.rule, self.ranks.mean(error.detach()))
-        for name, value in rule.items():
-            self.rule[name].copy_(value)
-        # A copy: the rule is overwritten in place, perhaps before the backward that reads the weight.
-        return self.rule["weight"].clone()
-
-    def _row(self, loss: Tensor, accuracy: Tensor, error: Tensor | None) -> Tensor:
-        nothing = loss.new_full((), torch.nan)
-        penalty = (error, self.rule["weight"], self.rule["threshold"]) if error is not None else (nothing,) * 3
-        return torch.stack([value.detach().float() for value in (loss, accuracy, *penalty)])
+    def _error(self, x: Tensor, y: Tensor, x_adv: Tensor, logits: Tensor, penalty: Penalty) -> Tensor | None:
+        """The penalty's mean error, with a graph where it is trained; None where the step has no penalty."""
+        method = self.method
+        if method.regulariser is None or method.weight is None or penalty == "left out":
+            return None
+        with torch.set_grad_enabled(penalty == "trained"), recomputed(self.blocks):
+            return method.regulariser(self.model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
 
     def _second_order(self) -> contextlib.AbstractContextManager[None]:
         return twice_differentiable() if self.method.double_backpropagation else contextlib.nullcontext()
 
-    def _move(self, delta: Tensor, gradient: Tensor) -> None:
+    def _backward(self, total: Tensor, keep: bool = False) -> None:
+        with torch.autocast(self.device.type, enabled=False):
+            self.scaler.scale(total).backward(retain_graph=keep)  # type: ignore[no-untyped-call]
+
+    def _weigh(self, error: Tensor | None, penalty: Penalty) -> tuple[Tensor, Tensor, Tensor]:
+        """Have the rule see this step's error; what it saw, the weight that acts on the step, and the threshold.
+
+        What it sees is the error of all ranks' images, the same bits on each, and so is the weight: what is chosen by
+        it (`LeavingOut`) is chosen alike on every rank.
+        """
+        rule = self.method.weight
+        if error is None or rule is None:
+            nothing = torch.full((), torch.nan, device=self.device)
+            return nothing, nothing, nothing
+        seen = self.ranks.mean(error.detach())
+        after = rule.update(self.rule, seen)
+        # A copy: the rule's state is overwritten in place below, before the backward that reads the weight.
+        weight, threshold = rule.acting(self.rule, after).clone(), after["threshold"]
+        for name, value in after.items():
+            self.rule[name].copy_(value)
+        return seen, weight if penalty == "trained" else torch.zeros_like(weight), threshold
+
+    def _move(self, delta: Tensor | None, gradient: Tensor | None) -> None:
         """Move a replayed perturbation, in place."""
-        assert isinstance(self.method.attack, Replay)
-        delta.copy_(self.method.attack.moved(delta, gradient, self.eps))
+        if isinstance(self.method.attack, Replay) and delta is not None and gradient is not None:
+            delta.copy_(self.method.attack.moved(delta, gradient, self.eps))
 
     def _replayed(self, x: Tensor) -> Tensor:
         """The new batch where a round of replays begins, otherwise the one that was drawn then."""
@@ -241,3 +280,12 @@ class Step:
         torch.set_rng_state(tensors["random.cpu"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+
+
+def _accuracy(logits: Tensor, y: Tensor) -> Tensor:
+    return (logits.detach().argmax(1) == y).float().mean()
+
+
+def _row(*recorded: Tensor) -> Tensor:
+    """The values of `RECORDED` in one tensor."""
+    return torch.stack([value.detach().float() for value in recorded])

@@ -66,6 +66,13 @@ class Subject:
     norm: str
     config: Config | None = None
 
+    @property
+    def trained_batch(self) -> int:
+        """How many images of this size a training step held; 1 where nothing is known."""
+        if self.config is None:
+            return 1
+        return self.config.phases[-1].batch if self.config.phases else self.config.batch or 1
+
     def digest(self) -> str:
         """The SHA-256 of the weights' file."""
         with open(self.weights, "rb") as file:

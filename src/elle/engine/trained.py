@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +43,17 @@ def load_run(directory: str | Path, device: torch.device | str = "cpu", weights:
     if not weights.exists():
         raise InputError(f"{directory} has no model.safetensors: the run has not finished; continue it with --resume")
     config = load_config([], directory / "config.toml")
+    model, header = load_network(weights, checkpoint=weights != directory / "model.safetensors")
+    return Trained(model.to(device), config, tuple(header["classes"]))
+
+
+def load_network(weights: Path, checkpoint: bool = True) -> tuple[nn.Module, dict[str, Any]]:
+    """The network in a file that `elle train` or `elle export` wrote, in eval mode, and the file's header.
+
+    `checkpoint`: a checkpoint's network will do.
+    """
     tensors, header = read_tensors(weights)
-    if "network" in header and weights != directory / "model.safetensors":
+    if checkpoint and "network" in header:
         tensors = {name.removeprefix("model."): tensors[name] for name in tensors if name.startswith("model.")}
         header = header["network"]
     if header.get("kind") != "model":
@@ -62,9 +72,11 @@ def load_run(directory: str | Path, device: torch.device | str = "cpu", weights:
     except RuntimeError as problem:
         reason = str(problem).splitlines()[-1].strip()
         raise InputError(f"{weights} does not fit the network {header['model']}: {reason}") from None
-    return Trained(model.to(device).eval(), config, tuple(header["classes"]))
+    return model.eval(), header
 
 
 def load(directory: str | Path, device: torch.device | str = "cpu") -> nn.Module:
-    """The trained network of a run directory: images in [0, 1] in, logits out, eval mode."""
+    """The network of a run directory, or of a .safetensors file: images in [0, 1] in, logits out, eval mode."""
+    if Path(directory).is_file():
+        return load_network(Path(directory))[0].to(device)
     return load_run(directory, device).model

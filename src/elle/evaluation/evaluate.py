@@ -62,7 +62,7 @@ def evaluate(
     chunks, and the result, the same on all, is that of one process.
     """
     device = _device(model, x)
-    how, chunk = precision or search_precision(device), chunk or default_chunk(device)
+    how, chunk = precision or search_precision(device), chunk or default_chunk(device, math.prod(x.shape[2:]))
     settings = Settings(eps, norm, seed, engine, how, batch, chunk, compile)
     store, attacks = _run(model, x, y, attack, settings, device, part=part)
     for outcomes in exchange(store.outcomes):
@@ -89,7 +89,7 @@ def assess(
 ) -> dict[str, Any]:
     """As `evaluate`, and the whole record that can be published: self-checks, outcomes by point, settings, versions."""
     device = _device(model, x)
-    how, chunk = precision or search_precision(device), chunk or default_chunk(device)
+    how, chunk = precision or search_precision(device), chunk or default_chunk(device, math.prod(x.shape[2:]))
     settings = Settings(eps, norm, seed, engine, how, batch, chunk, compile)
     store, attacks = _run(model, x, y, attack, settings, device, probe=True)
     return record_of(store, attacks, settings, len(y), devices=[device_name(device)])

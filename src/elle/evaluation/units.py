@@ -30,6 +30,9 @@ Engine = Literal["fast", "reference"]
 BATCH = 512
 TOLERANCE = 1e-6
 """How far outside ball and box an adversarial point may lie by rounding; relative for radii above 1."""
+_CHUNK_PIXELS = 2**28 // 12
+"""Pixels of a unit's points, at most: 256 MiB of colour images, of which an attack holds a handful of copies."""
+_TOGETHER = 64
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,14 @@ def plan(attacks: Iterable[EvaluationAttack], chunk: int) -> list[Unit]:
     return [Unit(chain, chunk) for chain in dict.fromkeys([(), *chains])]
 
 
-def default_chunk(device: torch.device) -> int:
-    """Points a unit; a GPU wants many at once, as the last of a unit leave it half idle."""
-    return 2500 if device.type == "cuda" else 1024
+def default_chunk(device: torch.device, pixels: int = 32 * 32) -> int:
+    """Points a unit; a GPU wants many at once, as the last of a unit leave it half idle; fewer of large images."""
+    return max(1, min(2500 if device.type == "cuda" else 1024, _CHUNK_PIXELS // pixels))
+
+
+def fitting_batch(batch: int, pixels: int, trained: int = 1) -> int:
+    """That many images of 32 x 32, fewer larger ones, though as many as a training step is known to have room for."""
+    return min(batch, max(trained, 1024 * 32 * 32 // pixels))
 
 
 def count_chunks(total: int, chunk: int) -> int:
@@ -308,6 +316,12 @@ def unit_seed(seed: int, unit: Unit) -> int:
 
 def is_inside(x_adv: Tensor, x: Tensor, eps: float, norm: Norm) -> Tensor:
     """Which points [N] lie in the ball around x and in [0, 1], up to rounding."""
+    # A few at a time: in double precision all of them, if large, would take more memory than the attack.
+    pairs = zip(torch.split(x_adv, _TOGETHER), torch.split(x, _TOGETHER), strict=True)
+    return torch.cat([_is_inside(points, centres, eps, norm) for points, centres in pairs])
+
+
+def _is_inside(x_adv: Tensor, x: Tensor, eps: float, norm: Norm) -> Tensor:
     near = length(x_adv.double() - x.double(), norm) <= eps + TOLERANCE * max(1.0, eps)
     values = x_adv.flatten(1)
     return near & (values >= -TOLERANCE).all(1) & (values <= 1 + TOLERANCE).all(1)

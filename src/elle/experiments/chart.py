@@ -42,15 +42,17 @@ HUGE, TINY = 1e140, 1e-140  # beyond these a value is off the scale, or zero: di
 
 @dataclass(frozen=True)
 class Series:
-    """One named line; a y of None or NaN is a gap."""
+    """One named line; a y of None or NaN is a gap; around it a band of +- `spread`, where that is given."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float | None]
+    spread: Sequence[float | None] = ()
 
     def __post_init__(self) -> None:
-        if len(self.x) != len(self.y):
-            raise ValueError(f"series {self.name!r}: {len(self.x)} x values, {len(self.y)} y values")
+        if len(self.x) != len(self.y) or len(self.spread) not in (0, len(self.y)):
+            counts = f"{len(self.x)} x values, {len(self.y)} y values, {len(self.spread)} spreads"
+            raise ValueError(f"series {self.name!r}: {counts}")
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ def draw(chart: Chart, names: Sequence[str] = ()) -> str:
     direct = longest <= MAX_NAME and len(labels) <= MAX_NAMES
 
     xs = [x for x, _ in points] + [x for x, _ in marks]
-    ys = [y for _, y in points]
+    bands = [(order.index(series.name), _edges(series)) for series in chart.series if series.spread and not chart.log]
+    ys = [y for _, y in points] + [y for _, edges in bands for point in edges for y in point[1:]]
     x_axis = linear_axis(xs, tight=True, whole=all(x.is_integer() for x in xs))
     y_axis = log_axis(ys, chart.percent) if chart.log else linear_axis(ys, percent=chart.percent)
     left = max(map(len, y_axis.labels)) * GLYPH + 12
@@ -123,6 +126,7 @@ def draw(chart: Chart, names: Sequence[str] = ()) -> str:
     legend, height = (_direct_legend if direct else _row_legend)(labels, plot)
     body = [_text(0, plot.top - 16, y_label, kind="soft"), *_frame(plot), *_marks(placed, plot)]
     body.append(_text((left + right) / 2, plot.bottom + 38, _axis_label(chart.x_label, x_axis), "middle", "soft"))
+    body += [_band(index, [(plot.x(x), plot.y(low), plot.y(high)) for x, low, high in edges]) for index, edges in bands]
     body += [_line(index, [(plot.x(x), plot.y(y)) for x, y in _thin(r)]) for index, _, rs in lines for r in rs]
     body += [dot for index, name, runs in lines for dot in _dots(chart, plot, index, name, runs)]
     body += legend
@@ -163,6 +167,29 @@ def _runs(series: Series, log: bool) -> Runs:
         else:
             runs[-1].append((x, y))
     return [run for run in runs if run]
+
+
+Edge = tuple[float, float, float]  # x, and the band's lower and upper end there
+
+
+def _edges(series: Series) -> list[Edge]:
+    """The band around a line, where both are known."""
+    edges = []
+    for raw_x, raw_y, raw_spread in zip(series.x, series.y, series.spread, strict=True):
+        x, y, spread = _number(raw_x), _number(raw_y), _number(raw_spread)
+        if x is not None and y is not None and spread is not None:
+            edges.append((x, y - spread, y + spread))
+    return edges
+
+
+def _band(index: int, edges: Sequence[Edge]) -> str:
+    """A shade between the edges of a band."""
+    if len(edges) < 2:
+        return ""
+    outline = [(x, high) for x, _, high in edges] + [(x, low) for x, low, _ in reversed(edges)]
+    colour = index % len(COLOURS)
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in outline)
+    return f'<polygon class="band c{colour}" fill="{COLOURS[colour][0]}" fill-opacity="0.16" points="{path}"/>'
 
 
 def _thin(points: list[Point]) -> list[Point]:

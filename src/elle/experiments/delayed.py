@@ -62,7 +62,7 @@ def _at_eps(eps: float, runs: list[RunDirectory]) -> Row:
 def collapse_epochs(run: RunDirectory) -> float | None:
     """For how many epochs its method held before it collapsed for good or was rolled back; None: to the end."""
     step = run.first_fall()
-    return None if step is None else round(step / (run.steps_per_epoch or 1), 2)
+    return None if step is None else round(run.epoch_of(step), 2)
 
 
 def describe(row: Row) -> list[str]:

@@ -1,14 +1,15 @@
 """A report as one HTML file that opens offline: tables and charts, on a phone, a desktop and paper."""
 
-import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Literal
 
-from elle.experiments.chart import COLOURS, Chart, draw, escape
-from elle.experiments.heatmap import Heatmap, draw_heatmap
+from elle.experiments.chart import COLOURS, escape
+from elle.experiments.figure import Figure, draw_figure, series_names
+from elle.experiments.files import write_text
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1f2328; --soft: #59636e;
@@ -40,6 +41,8 @@ figcaption { margin-bottom: .5rem }
 .chart path.mark { stroke: var(--bad) }
 .chart text.mark { fill: var(--bad); stroke: var(--paper); stroke-width: 5px; paint-order: stroke }
 SERIES
+.chart polygon.band { stroke: none }
+.chart path.ink-line { stroke: var(--ink) }
 .chart path.dot[class] { stroke: var(--paper); stroke-width: .8 }
 .scroll { margin: 2.25rem 0; overflow-x: auto }
 .scroll:focus-visible { outline: 2px solid var(--axis); outline-offset: 4px }
@@ -52,9 +55,13 @@ thead th { border-bottom: 1.5px solid var(--axis); font-size: .9rem; font-weight
   white-space: normal; vertical-align: bottom }
 thead span { white-space: nowrap }
 tbody th { font-weight: 600 }
+th:first-child { position: sticky; left: 0; background: var(--paper) }
 tbody tr { border-bottom: 1px solid var(--grid) }
 .number { text-align: right }
-tr.bad { background: var(--bad-shade) }
+td.collapsed { background: var(--bad-shade); color: var(--bad) }
+td u { text-underline-offset: .2em }
+.tables-note { margin: -1.6rem 0 2.25rem; font-size: .9rem; color: var(--soft) }
+tr.bad, tr.bad th:first-child { background: var(--bad-shade) }
 tr.bad th:first-child { box-shadow: inset 3px 0 var(--bad) }
 .tag { margin-left: .5em; font-size: .78rem; font-weight: 600; color: var(--bad) }
 footer { padding-top: 1rem; padding-bottom: 2.5rem; font-size: .88rem; color: var(--soft) }
@@ -78,7 +85,7 @@ footer p { margin: .4rem 0 }
   .scroll { overflow: visible }
   figure, tr { break-inside: avoid }
   h1, h2, caption { break-after: avoid }
-  tr.bad { -webkit-print-color-adjust: exact; print-color-adjust: exact }
+  tr.bad, td.collapsed, .chart rect { -webkit-print-color-adjust: exact; print-color-adjust: exact }
 }
 """
 # Numbers as tables write them: 45.2 %, 0.031 +- 0.002, 1e-4, 8/255, 3:20, 12 s, or nothing at all.
@@ -86,14 +93,22 @@ NUMBER = re.compile(r"[<>~\u2248]?\s*[-+\u2212]?\d[\d\s.,:/e+\-\u00b1\u2212\u00a
 BLANK = {"", "-", "\u2013", "\u2014", "nan", "n/a"}
 
 
+Mark = Literal["best", "second", "collapsed"]
+
+
 @dataclass(frozen=True)
 class Table:
-    """A caption, column names and rows of text; `bad_rows` are the indices of collapsed runs."""
+    """A caption, column names and rows of text; `bad_rows` are the indices of collapsed runs.
+
+    `marks` are (row, column) of single cells: the best number, the runner-up, a collapsed one; `note` explains them.
+    """
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     bad_rows: frozenset[int] = frozenset()
+    marks: Mapping[tuple[int, int], Mark] = field(default_factory=dict)
+    note: str = ""
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -101,13 +116,12 @@ class Table:
                 raise ValueError(f"table {self.caption!r}: {len(self.columns)} columns, {len(row)} cells")
 
 
-Part = Table | Chart | Heatmap
+Part = Table | Figure
 
 
 def render(title: str, lead: str, parts: Sequence[Part], footer: str = "") -> str:
     """The whole document; a blank line in `lead` or `footer` starts a paragraph."""
-    charts = [part for part in parts if isinstance(part, Chart)]
-    names = list(dict.fromkeys(series.name for chart in charts for series in chart.series))
+    names = series_names(parts)
     body = []
     for tables, group in groupby(parts, key=lambda part: isinstance(part, Table)):
         blocks = [_table(part) if isinstance(part, Table) else _figure(part, names) for part in group]
@@ -127,20 +141,14 @@ def render(title: str, lead: str, parts: Sequence[Part], footer: str = "") -> st
 
 def write_page(path: Path, title: str, lead: str, parts: Sequence[Part], footer: str = "") -> None:
     """Write the document in one step: a reader sees the old file or the new one, never half of it."""
-    text = render(title, lead, parts, footer)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, render(title, lead, parts, footer))
 
 
 def _style() -> str:
     light, dark = (" ".join(f"--c{i}: {pair[k]};" for i, pair in enumerate(COLOURS)) for k in (0, 1))
     series = "\n".join(
-        f".chart .c{i} {{ stroke: var(--c{i}) }} .chart .dot.c{i} {{ fill: var(--c{i}) }}" for i in range(len(COLOURS))
+        f".chart .c{i} {{ stroke: var(--c{i}) }} .chart .dot.c{i}, .chart .band.c{i} {{ fill: var(--c{i}) }}"
+        for i in range(len(COLOURS))
     )
     return STYLE.replace("LIGHT", light).replace("DARK", dark).replace("SERIES", series)
 
@@ -150,11 +158,10 @@ def _paragraphs(text: str) -> str:
     return "\n".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs if paragraph)
 
 
-def _figure(chart: Chart | Heatmap, names: Sequence[str]) -> str:
+def _figure(chart: Figure, names: Sequence[str]) -> str:
     note = f'\n<p class="note">{escape(chart.note)}</p>' if chart.note else ""
     heading = f"<figcaption><h2>{escape(chart.title)}</h2></figcaption>"
-    drawn = draw(chart, names) if isinstance(chart, Chart) else draw_heatmap(chart)
-    return f"<figure>\n{heading}\n{drawn}{note}\n</figure>"
+    return f"<figure>\n{heading}\n{draw_figure(chart, names)}{note}\n</figure>"
 
 
 def _table(table: Table) -> str:
@@ -170,14 +177,24 @@ def _table(table: Table) -> str:
         silent = bad and not any("collapse" in text.lower() for text in (*table.columns, *row))
         tag = '<span class="tag">collapsed</span>' if silent else ""
         cells = [f'<th scope="row">{escape(cell)}{tag}</th>' for cell in row[:1]]
-        cells += [f"<td{kinds[i]}>{escape(row[i])}</td>" for i in columns[1:]]
+        cells += [_cell(row[i], kinds[i], table.marks.get((index, i))) for i in columns[1:]]
         rows.append(('<tr class="bad">' if bad else "<tr>") + "".join(cells) + "</tr>")
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(table.caption)}">\n<table>\n'
         f"<caption>{escape(table.caption)}</caption>\n<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>\n"
         + "\n".join(rows)
         + "\n</tbody>\n</table>\n</div>"
+        + (f'\n<p class="tables-note">{escape(table.note)}</p>' if table.note else "")
     )
+
+
+def _cell(text: str, kind: str, mark: Mark | None) -> str:
+    """A cell; a collapsed number is red and has a dagger, for those who do not see red."""
+    if mark == "collapsed":
+        classes = "number collapsed" if kind else "collapsed"
+        return f'<td class="{classes}" title="collapsed">{escape(text)}\u2020</td>'
+    inner = {"best": f"<b>{escape(text)}</b>", "second": f"<u>{escape(text)}</u>", None: escape(text)}[mark]
+    return f"<td{kind}>{inner}</td>"
 
 
 def _unbroken(text: str) -> str:

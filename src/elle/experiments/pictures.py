@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from elle.config import format_radius
-from elle.errors import InputError
-from elle.experiments.chart import Chart, Series, draw
-from elle.experiments.heatmap import Heatmap, draw_heatmap
+from elle.experiments.chart import Chart, Series
+from elle.experiments.heatmap import Heatmap
 from elle.experiments.page import Part, Table, write_page
 from elle.experiments.rundir import RunDirectory
 
@@ -61,10 +60,9 @@ def course(runs: Sequence[RunDirectory], names: Sequence[str]) -> list[Chart]:
 
 def _series(run: RunDirectory, name: str, key: str) -> list[Series]:
     """A quantity of a run, and of each stretch that a rollback has undone."""
-    length = run.steps_per_epoch or 1
     undone = [event["probes"] for event in run.events if event["event"] == "rollback" and event["probes"]]
     stretches = [
-        Series(f"{name}, undone", [one["step"] / length for one in probes], [one[key] for one in probes])
+        Series(f"{name}, undone", [run.epoch_of(one["step"]) for one in probes], [one[key] for one in probes])
         for probes in undone
         if key in probes[0]
     ]
@@ -73,9 +71,8 @@ def _series(run: RunDirectory, name: str, key: str) -> list[Series]:
 
 def _values(run: RunDirectory, key: str) -> tuple[list[float], list[float | None]]:
     """A quantity over the epochs: of the monitor's looks, or of the records where it does not look at it."""
-    length = run.steps_per_epoch or 1
     if run.probes and key in run.probes[0]:
-        return [one["step"] / length for one in run.probes], [one[key] for one in run.probes]
+        return [run.epoch_of(one["step"]) for one in run.probes], [one[key] for one in run.probes]
     column = {"multi": run.multi_step() or "", "single": "accuracy", "error": "tracked_error"}.get(key, key)
     rows = [record for record in run.records if column in record]
     return [float(record["epoch"]) for record in rows], [_mean(record[column]) for record in rows]
@@ -88,10 +85,9 @@ def _mean(value: Any) -> float | None:
 
 def falls(run: RunDirectory) -> list[float]:
     """The epochs at which the monitor, or the records, saw a collapse begin."""
-    length = run.steps_per_epoch or 1
-    seen = [event["since"] / length for event in run.events if event["event"] == "collapse" and "since" in event]
+    seen = [run.epoch_of(event["since"]) for event in run.events if event["event"] == "collapse" and "since" in event]
     step = run.collapse_step()
-    return seen or ([] if step is None else [step / length])
+    return seen or ([] if step is None else [run.epoch_of(step)])
 
 
 def weight_evolution(run: RunDirectory, name: str) -> list[Chart]:
@@ -143,31 +139,6 @@ def surface_figures(name: str, surfaces: dict[str, Any] | None) -> list[Chart | 
             )
         )
     return figures
-
-
-def write_figures(folder: Path, figures: Sequence[Chart | Heatmap]) -> list[Path]:
-    """Each figure as an SVG file, and as a PNG where cairosvg is installed (pip install 'elle-at[png]')."""
-    try:
-        import cairosvg
-    except ImportError:
-        cairosvg = None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        written = []
-        for number, figure in enumerate(figures, 1):
-            svg = draw(figure) if isinstance(figure, Chart) else draw_heatmap(figure)
-            words = "".join(c if c.isalnum() else "-" for c in figure.title.lower()).strip("-")
-            path = folder / f"{number:02d}-{words[:60]}.svg"
-            path.write_text(svg, encoding="utf-8")
-            written.append(path)
-            if cairosvg is not None:
-                cairosvg.svg2png(
-                    svg.encode(), write_to=str(path.with_suffix(".png")), scale=2, background_color="white"
-                )
-                written.append(path.with_suffix(".png"))
-    except OSError as problem:
-        raise InputError(f"cannot write figures into {folder}: {problem.strerror}") from None
-    return written
 
 
 def _summary(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:

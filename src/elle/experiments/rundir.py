@@ -46,10 +46,14 @@ class RunDirectory:
         """One line an epoch: the number of its first step and a column of values a quantity."""
         return _lines(self.path / "steps.jsonl")
 
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """None before the first epoch is recorded."""
-        return int(self.records[0]["step"] / self.records[0]["epoch"]) if self.records else None
+    def epoch_of(self, step: int) -> float:
+        """How many epochs have passed after a step; those of a run in phases differ in their number of steps."""
+        ends = [(0, 0), *((record["step"], record["epoch"]) for record in self.records)]
+        if len(ends) == 1:
+            return float(step)  # before the first epoch is recorded, nobody knows its length
+        after = next((k for k, (last, _) in enumerate(ends) if k and step <= last), len(ends) - 1)
+        (first, epochs), (last, more) = ends[after - 1], ends[after]
+        return float(epochs + (step - first) * (more - epochs) / (last - first))
 
     def multi_step(self) -> str | None:
         """The strongest tracked multi-step attack: the name of its column."""
@@ -67,7 +71,7 @@ class RunDirectory:
                 standing = None
         epoch: int | None = (self.result or {}).get("collapse_epoch")
         if standing is None and epoch is not None:
-            standing = epoch * (self.steps_per_epoch or 1)
+            standing = next((record["step"] for record in self.records if record["epoch"] >= epoch), epoch)
         return standing
 
     def first_fall(self) -> int | None:

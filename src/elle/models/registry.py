@@ -68,7 +68,7 @@ def build_model(
         raise InputError(f"activation={activation} is for the rows of `elle models`; {name} has its own: leave it out")
     if normalise is not None:
         model = normalised(model, normalise)
-    _check(model, name, shape, classes)
+    check_model(model, name, shape, classes)
     return model
 
 
@@ -83,7 +83,8 @@ def _registered(name: str, shape: Shape, classes: int, activation: str) -> nn.Mo
     return MODELS[name].build(shape, classes, ACTIVATIONS[activation])
 
 
-def _check(model: nn.Module, name: str, shape: Shape, classes: int) -> None:
+def check_model(model: nn.Module, name: str, shape: Shape, classes: int) -> None:
+    """InputError where the network does not give logits of `classes` for images of `shape`."""
     modes = {module: module.training for module in model.modules()}
     try:
         with torch.no_grad():

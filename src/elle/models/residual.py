@@ -70,13 +70,16 @@ class PreActBlock(nn.Module):
         self.activation = activation()
 
     def forward(self, x: Tensor) -> Tensor:
-        out = skip = x
-        for k in range(1, self.depth + 1):
-            out = self.activation(getattr(self, f"bn{k}")(out))
-            if k == 1 and self.shortcut is not None:
-                skip = self.shortcut(out)
-            out = getattr(self, f"conv{k}")(out)
+        out, skip = self.layer(1, x)
+        for k in range(2, self.depth + 1):
+            out, _ = self.layer(k, out)
         return out + skip
+
+    def layer(self, k: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The k-th layer's output, and what goes past the block if k is 1."""
+        out = self.activation(getattr(self, f"bn{k}")(x))
+        skip = self.shortcut(out) if k == 1 and self.shortcut is not None else x
+        return getattr(self, f"conv{k}")(out), skip
 
 
 def _stages(

@@ -7,14 +7,12 @@ place of the input; written so, double backpropagation through a network costs a
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.overrides import TorchFunctionMode
 
 Settings = tuple[list[int], list[int], list[int], int]
 """stride, padding, dilation, groups"""
@@ -32,8 +30,8 @@ class _Convolution(Function):
     @staticmethod
     def backward(ctx: Any, outgoing: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        for_x = _input_gradient(outgoing, weight, x, ctx.settings) if ctx.needs_input_grad[0] else None
-        for_weight = _weight_gradient(outgoing, x, weight, ctx.settings) if ctx.needs_input_grad[1] else None
+        for_x = _input_gradient(outgoing, weight, x, ctx.settings) if _wanted(ctx, 0) else None
+        for_weight = _weight_gradient(outgoing, x, weight, ctx.settings) if _wanted(ctx, 1) else None
         return for_x, for_weight, None
 
 
@@ -49,10 +47,8 @@ class _InputGradient(Function):
     @staticmethod
     def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         outgoing, weight = ctx.saved_tensors
-        for_outgoing = _convolve(direction, weight, ctx.settings) if ctx.needs_input_grad[0] else None
-        for_weight = None
-        if ctx.needs_input_grad[1]:
-            for_weight = _weight_gradient(outgoing, direction, weight, ctx.settings)
+        for_outgoing = _convolve(direction, weight, ctx.settings) if _wanted(ctx, 0) else None
+        for_weight = _weight_gradient(outgoing, direction, weight, ctx.settings) if _wanted(ctx, 1) else None
         return for_outgoing, for_weight, None, None
 
 
@@ -68,14 +64,27 @@ class _WeightGradient(Function):
     @staticmethod
     def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         outgoing, x = ctx.saved_tensors
-        for_outgoing = _convolve(x, direction, ctx.settings) if ctx.needs_input_grad[0] else None
-        for_x = _input_gradient(outgoing, direction, x, ctx.settings) if ctx.needs_input_grad[1] else None
+        for_outgoing = _convolve(x, direction, ctx.settings) if _wanted(ctx, 0) else None
+        for_x = _input_gradient(outgoing, direction, x, ctx.settings) if _wanted(ctx, 1) else None
         return for_outgoing, for_x, None, None
 
 
 _convolve: Callable[..., Tensor] = _Convolution.apply
 _input_gradient: Callable[..., Tensor] = _InputGradient.apply
 _weight_gradient: Callable[..., Tensor] = _WeightGradient.apply
+
+
+def _wanted(ctx: Any, position: int) -> bool:
+    """Whether this very backward has a use for the gradient of a tensor: an attack asks for those of the images alone.
+
+    `needs_input_grad` only tells what could be asked for, so that every attack would compute all weight gradients too.
+    """
+    if not ctx.needs_input_grad[position]:
+        return False
+    try:
+        return bool(torch._C._will_engine_execute_node(ctx.next_functions[position][0]))
+    except RuntimeError:  # what torch answers for a leaf that `torch.autograd.grad` was asked for
+        return True
 
 
 def _backward(outgoing: Tensor, x: Tensor, weight: Tensor, settings: Settings, which: int) -> Tensor:
@@ -88,15 +97,7 @@ def _backward(outgoing: Tensor, x: Tensor, weight: Tensor, settings: Settings, w
     return gradient
 
 
-class _FastConvolutions(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function is torch.conv2d:
-            return _convolution(*args, **kwargs)
-        return function(*args, **kwargs)
-
-
-def _convolution(
+def convolution(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -118,10 +119,3 @@ def _convolution(
 
 def _pair(value: Any) -> list[int]:
     return [value, value] if isinstance(value, int) else list(value) * (2 // len(value))
-
-
-@contextlib.contextmanager
-def twice_differentiable() -> Iterator[None]:
-    """Within it, convolutions are built so that differentiating their gradient is cheap; the values are the same."""
-    with _FastConvolutions():
-        yield

@@ -1,0 +1,160 @@
+"""The runs of benchmarks/detection.py: which they are, how the truth is measured beside the monitor, who runs them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from elle.config import load_config
+from elle.data.resident import to_tensors
+from elle.engine import checkpoint
+from elle.engine.loop import Run, Watcher
+from elle.engine.probe import GraphedLook
+from elle.engine.runtime import AUTOCAST
+from elle.evaluation.mode import evaluation_mode, is_wrong
+from elle.evaluation.names import parse_attacks
+
+# Words of each run; the name is made of them.
+EMBEDDED = [
+    *(f"data=mnist5k method=fgsm eps=0.28 seed={seed}" for seed in range(10)),
+    *(f"data=mnist5k method=fgsm eps=0.32 seed={seed}" for seed in range(6)),
+    *(f"data=mnist5k method=rs-fgsm eps=0.32 seed={seed}" for seed in range(3)),
+    *(f"data=mnist5k method=n-fgsm eps=0.36 seed={seed}" for seed in range(3)),
+    *(f"data=digits method=fgsm eps=0.2 seed={seed}" for seed in range(4)),
+    *(f"data=digits method=fgsm eps=0.15 seed={seed}" for seed in range(3)),
+    *(f"data=mnist5k method=fgsm eps=0.3 model=preact-resnet18 epochs=8 seed={seed}" for seed in range(2)),
+    *(f"data=mnist5k method=elle-a eps=0.28 seed={seed}" for seed in range(6)),
+    *(f"data=mnist5k method=elle eps=0.2 seed={seed}" for seed in range(3)),
+    *(f"data=mnist5k method=fgsm eps=0.1 seed={seed}" for seed in range(3)),
+    *(f"data=mnist5k method=n-fgsm eps=0.15 seed={seed}" for seed in range(3)),
+    *(f"data=mnist5k method=pgd-7 eps=0.2 seed={seed}" for seed in range(2)),
+    *(f"data=digits method=n-fgsm eps=0.1 seed={seed}" for seed in range(3)),
+    *(f"data=digits method=elle-a eps=0.2 seed={seed}" for seed in range(4)),
+    *(f"data=digits method=gradalign eps=0.15 seed={seed}" for seed in range(2)),
+    *(f"data=mnist5k method=elle-a eps=0.2 model=preact-resnet18 epochs=8 seed={seed}" for seed in range(2)),
+]
+# The most telling first: time may run out.
+CIFAR10 = [
+    "data=cifar10 method=fgsm eps=16/255 seed=0",
+    "data=cifar10 method=fgsm eps=8/255 seed=0",
+    "data=cifar10 method=elle-a eps=16/255 seed=0",
+    "data=cifar10 method=slat eps=8/255 seed=0",
+    "data=cifar10 method=n-fgsm eps=16/255 seed=0",
+    "data=cifar10 method=rs-fgsm eps=16/255 seed=0",
+    "data=cifar10 method=n-fgsm eps=8/255 seed=0",
+    "data=cifar10 method=fgsm eps=16/255 seed=1",
+    "data=cifar10 method=fgsm eps=8/255 seed=1",
+    "data=cifar10 method=elle-a eps=8/255 seed=0",
+]
+# The monitor's thresholds were set looking at these; the others are held out.
+SET_ON = {
+    *(f"mnist5k-fgsm-0.28-{seed}" for seed in range(4)),
+    *(f"mnist5k-elle-a-0.28-{seed}" for seed in range(4)),
+    *("mnist5k-fgsm-0.32-0", "mnist5k-fgsm-0.32-1", "mnist5k-n-fgsm-0.36-0", "mnist5k-fgsm-0.1-0"),
+    *("digits-fgsm-0.2-0", "digits-fgsm-0.2-1", "digits-fgsm-0.15-0", "digits-n-fgsm-0.1-0"),
+    *("digits-elle-a-0.2-0", "digits-elle-a-0.2-1"),
+    *("cifar10-fgsm-8-255-0", "cifar10-fgsm-16-255-0", "cifar10-slat-8-255-0"),
+}
+
+
+def name_of(words: str) -> str:
+    return "-".join(word.partition("=")[2].replace("/", "-") for word in words.split())
+
+
+def make_run(words: str, runs: Path, root: str | None, images: int, device: str) -> Path:
+    """Train with the monitor on and the truth at each of its looks, going on where it was cut; the run directory."""
+    directory = runs / name_of(words)
+    if (directory / "result.json").exists():
+        return directory
+    extra = [f"out={directory}", f"device={device}", "eval_every=0", "final=clean", "on_collapse=warn"]
+    # A multi-step method is monitored only when asked: twice an epoch, as the others are.
+    if "method=pgd" in words:
+        extra.append("probe_every=25")
+    config = load_config([*words.split(), *extra, *([f"root={root}"] if root and "cifar10" in words else [])])
+    told = directory / "truth.jsonl"
+
+    def stepped(step: int) -> None:
+        if run.guard.due():
+            checkpoint.append_line(told, {"step": step} | truth.look())
+
+    run = Run(config.resolved(), directory, Watcher(stepped=stepped))
+    truth = Truth(run, images)
+    with checkpoint.RunLock(directory):
+        if cut := checkpoint.checkpoints(directory):
+            run.resume(cut[-1])
+            checkpoint.write_lines(told, [one for one in checkpoint.read_lines(told) if one["step"] <= run.done])
+        else:
+            told.unlink(missing_ok=True)
+            checkpoint.write_atomically(directory / "config.toml", run.config.to_toml().encode())
+        run.finish()
+    # The numbers are what the benchmark keeps; fifty networks would fill a disk.
+    shutil.rmtree(directory / "checkpoints")
+    return directory
+
+
+class Truth:
+    """PGD-20 and clean accuracy on test images in the precision of training; on CUDA captured as a look is."""
+
+    def __init__(self, run: Run, images: int) -> None:
+        self.run, self.eps = run, run.config.eps or 0.0
+        x, y = to_tensors(run.images.test, run.device)
+        self.x, self.y = x[:images].contiguous(memory_format=torch.channels_last), y[:images]
+        attack = parse_attacks("pgd-20", run.config.norm)[0].attack
+        assert attack is not None
+        self.attack = attack
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            self.begin = attack.first_point(self.x.cpu(), self.eps).to(run.device)
+        self.measure = GraphedLook(self._measure, run.device) if run.graphed else self._measure
+
+    def _measure(self, model: nn.Module) -> Tensor:
+        dtype = AUTOCAST.get(self.run.precision)
+        with torch.autocast(self.x.device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False):
+            x_adv = self.attack(model, self.x, self.y, self.eps, self.begin)
+            with torch.no_grad():
+                wrong = is_wrong(model(torch.cat([self.x, x_adv])), self.y.repeat(2))
+        return (~wrong).view(2, -1).float().mean(1)
+
+    def look(self) -> dict[str, float]:
+        """Both accuracies now, and the mean accuracy of the training steps since the monitor's last look."""
+        run = self.run
+        with evaluation_mode(run.step.model, 0, run.device):
+            clean, multi = self.measure(run.step.model).tolist()
+        within = run.done % run.steps_per_epoch or run.steps_per_epoch
+        rows = run.step.records[max(0, within - run.guard.every) : within, 1]
+        return {"pgd-20": multi, "clean": clean, "accuracy": float(rows.nanmean())}
+
+
+def run_all(jobs: dict[str, list[str]], slots: dict[str, int], command: list[str], limit: float) -> Iterator[str]:
+    """Run the settings of every device, so many at a time; yields each as it ends, and stops gently at the limit."""
+    until = time.monotonic() + limit
+    running: dict[subprocess.Popen[bytes], tuple[str, str]] = {}
+    waiting = {device: list(settings) for device, settings in jobs.items()}
+    try:
+        while (running or any(waiting.values())) and time.monotonic() < until:
+            for device, settings in waiting.items():
+                while settings and sum(one == device for one, _ in running.values()) < slots[device]:
+                    words = settings.pop(0)
+                    running[_started(command, words, device, slots[device])] = device, words
+            time.sleep(0.2)
+            for process in [one for one in running if one.poll() is not None]:
+                yield running.pop(process)[1]
+    finally:
+        for process in running:
+            process.terminate()  # a run saves where it is, and goes on from there the next time
+        for process in running:
+            process.wait()
+
+
+def _started(command: list[str], words: str, device: str, slots: int) -> subprocess.Popen[bytes]:
+    threads = max(1, (os.cpu_count() or 1) // slots) if device == "cpu" else 2
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    return subprocess.Popen([sys.executable, *command, "--one", words, "--device", device], env=environment)

@@ -1,0 +1,127 @@
+"""The `elle bench` command."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from elle.errors import InputError, nearest
+from elle.printing import print_json, print_table
+
+_CHOICES = {
+    "precision": ("auto", "fp32", "tf32", "fp16", "bf16"),
+    "memory": ("auto", "low"),
+    "penalty": ("trained", "measured", "left out"),
+}
+
+
+def bench(
+    methods: Annotated[str, typer.Option(help="Which ones, with commas, or all.")] = "all",
+    model: Annotated[str, typer.Option(help="A row of `elle models`.")] = "preact-resnet18",
+    batch: Annotated[int | None, typer.Option(min=2, help="Images a step; otherwise 128 on a GPU, 8 on a CPU.")] = None,
+    precision: Annotated[str, typer.Option(help="auto, fp32, tf32, fp16 or bf16.")] = "auto",
+    memory: Annotated[str, typer.Option(help="auto or low, as in training.")] = "auto",
+    penalty: Annotated[str, typer.Option(help="trained; measured: E_lin without its backward; left out.")] = "trained",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    profile: Annotated[bool, typer.Option("--profile", help="Name the kernels that take longest.")] = False,
+    out: Annotated[Path | None, typer.Option(help="A folder for the numbers (JSON) and the figure (SVG).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Time a training step of each method: forward, backward, images/s, TFLOP/s, memory, ratio to FGSM.
+
+    Example: elle bench --methods fgsm,elle,elle-a --out benchmarks/results
+    """
+    given = {"precision": precision, "memory": memory, "penalty": penalty}
+    for name, value in given.items():
+        if value not in _CHOICES[name]:
+            raise InputError(f"--{name} {value} does not exist; choose from {', '.join(_CHOICES[name])}")
+    import torch
+
+    from elle.engine.bench import Setting, measure, with_ratios
+    from elle.engine.runtime import pick_device, pick_precision, prepare_device
+    from elle.methods import METHODS, find_method
+    from elle.models.registry import MODELS
+
+    names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
+    for name in names:
+        find_method(name)
+    if model not in MODELS:
+        raise InputError(f"--model {model} does not exist{nearest(model, MODELS)}; choose from {', '.join(MODELS)}")
+    where = pick_device(device)
+    kind = pick_precision(precision, where)
+    prepare_device(where, kind)
+    setting = Setting(where, kind, model, batch, memory, penalty)  # type: ignore[arg-type]  # checked above
+    rows = []
+    for name in names:
+        print(f"measuring {name}", file=sys.stderr)
+        rows.append(measure(name, setting, profile))
+    result = {
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "precision": kind,
+        "model": model,
+        "batch": setting.images,
+        "memory": memory,
+        "penalty": penalty,
+        "rows": with_ratios(rows),
+    }
+    if as_json:
+        print_json(result)
+    else:
+        _print(result)
+    if out is not None:
+        for file in _write(out, result):
+            print(file, file=sys.stderr)
+
+
+def _print(result: dict[str, Any]) -> None:
+    columns = {
+        "passes": "passes",
+        "forward_ms": "forward ms",
+        "backward_ms": "backward ms",
+        "ms": "total ms",
+        "images_per_second": "images/s",
+        "tflops": "TFLOP/s",
+        "peak_mib": "peak MiB",
+        "ratio": "x FGSM",
+    }
+    head = "{model}, batch {batch}, {precision}, {device}, torch {torch}, memory {memory}, penalty {penalty}"
+    print(head.format(**result))
+    shown = [[row["method"], *("" if row[key] is None else str(row[key]) for key in columns)] for row in result["rows"]]
+    print_table(["method", *columns.values()], shown)
+    for row in result["rows"]:
+        if "kernels" in row:
+            print(f"\n{row['method']}: the kernels that take longest")
+            kernels = [
+                [f"{one['share']:.1%}", f"{one['ms']:.3f}", f"{one['calls']:g}", one["kernel"][:110]]
+                for one in row["kernels"]
+            ]
+            print_table(["share", "ms a step", "calls", "kernel"], kernels)
+
+
+def _write(folder: Path, result: dict[str, Any]) -> list[Path]:
+    """bench-NETWORK-DEVICE-torchVERSION.json and .svg."""
+    from elle.engine.checkpoint import write_json
+    from elle.experiments.stacked_bars import Bars, draw_bars
+    from elle.files import write_atomically
+
+    device = re.sub(r"[^a-z0-9]+", "-", result["device"].lower()).strip("-")
+    changed = [result[key].replace(" ", "-") for key, usual in (("memory", "auto"), ("penalty", "trained")) if
+               result[key] != usual]  # fmt: skip
+    name = "-".join(["bench", result["model"], *changed, device, f"torch{result['torch'].split('+')[0]}"])
+    files = [folder / f"{name}.json", folder / f"{name}.svg"]
+    rows = result["rows"]
+    figure = Bars(
+        f"A training step of {result['model']}, batch {result['batch']}, {result['device']}",
+        "milliseconds a step",
+        ("forward", "backward"),
+        [row["method"] for row in rows],
+        [(row["forward_ms"], row["backward_ms"]) for row in rows],
+    )
+    write_json(files[0], result)
+    write_atomically(files[1], draw_bars(figure).encode())
+    return files

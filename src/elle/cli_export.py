@@ -1,0 +1,42 @@
+"""`elle export`: parse and dispatch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elle.printing import print_json
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory written by `elle train`.")],
+    to: Annotated[str, typer.Option(help="safetensors, torchscript, torch-export or onnx.")] = "safetensors",
+    out: Annotated[
+        Path | None, typer.Option(help="The file; otherwise DIR/exported/model and the format's ending.")
+    ] = None,
+    licence: Annotated[
+        str | None, typer.Option("--licence", "--license", help="Of the weights, for the model card.")
+    ] = None,
+    root: Annotated[str | None, typer.Option(help="The data folder; otherwise the run's own.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Write a trained network for other programs, images in [0, 1] in and logits out, with a model card.
+
+    The file is read back and its logits compared with the network's on test images before it is put in place.
+
+    Example: elle export runs/digits-elle-a-eps0.2-seed0 --to onnx
+    """
+    from elle.export.write import export_run
+
+    found = export_run(directory, to, out, root=root, licence=licence)
+    if as_json:
+        print_json(found)
+        return
+    print(f"{found['file']} ({found['bytes'] / 2**20:.1f} MiB)")
+    print(
+        f"read back, on {found['images']} test images: logits differ by at most {found['max_difference']:.1e} "
+        f"(largest {found['largest_logit']:.2g}), the same class for {found['same_class']}"
+    )
+    print(f"model card: {found['card']}")

@@ -1,0 +1,171 @@
+"""`elle sweep`, `elle report`: parse and dispatch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elle.errors import InputError, WorkError
+from elle.printing import print_json, print_table
+
+if TYPE_CHECKING:
+    from elle.experiments.sweep import Executor, Item
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def sweep(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A row of `elle recipes`, or a .toml file.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE...]", help="More words for --only.", show_default=False)
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE...", help="Only runs with these settings.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each setting; otherwise the recipe's.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; otherwise one a GPU.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="Which GPUs, with commas: 0,1; otherwise the first.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of its runs; otherwise runs/RECIPE.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    on: Annotated[str, typer.Option(help="local, or ray: a cluster.")] = "local",
+    address: Annotated[str, typer.Option(help="Of the Ray cluster.")] = "auto",
+    cpus_per_run: Annotated[float, typer.Option(min=0, help="Cores of the cluster for a run.")] = 1,
+    gpus_per_run: Annotated[
+        float | None, typer.Option(min=0, help="GPUs of the cluster for a run; otherwise 1 where it has any.")
+    ] = None,
+    retries: Annotated[int, typer.Option(min=0, help="How often a run may lose its node.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Make the runs of a recipe; what is finished is not made again, so the same command continues it.
+
+    Example: elle sweep table-2 --only eps=8/255 method=elle-a --seeds 1 --gpus 0,1
+    """
+    from elle.experiments.files import FolderLock
+    from elle.experiments.recipe import load_recipe
+    from elle.experiments.sweep import chosen_runs, plan, run_sweep, write_manifest
+    from elle.experiments.sweep_view import SweepView
+
+    if on not in ("local", "ray"):
+        raise InputError(f"--on {on}: write local or ray")
+    loaded = load_recipe(recipe)
+    configs = chosen_runs(loaded, seeds, [*(only or []), *(words or [])])
+    folder = out or Path("runs") / loaded.name
+    if dry_run:
+        _print_plan(plan(configs, folder), folder, as_json)
+        return
+    places = _gpus(gpus)
+    with FolderLock(folder, ".sweep.lock"):
+        items = plan(configs, folder)
+        write_manifest(folder, str(Path(recipe).absolute()) if recipe.endswith(".toml") else recipe, items)
+        executor = (
+            _ray(address, cpus_per_run, gpus_per_run, retries, jobs)
+            if on == "ray"
+            else _local(jobs or len(places) or 1, places)
+        )
+        try:
+            with SweepView(items, to_stderr=as_json) as view:
+                run_sweep(items, executor, view)
+        except KeyboardInterrupt:
+            _interrupted(items, folder)
+    if as_json:
+        print_json(_rows(items))
+    _conclude(items, folder)
+    if not as_json:
+        print(f"{len(items)} runs in {folder} are finished: elle report {recipe}{f' {out}' if out else ''}")
+
+
+def _local(slots: int, gpus: list[int]) -> Executor:
+    from elle.experiments.local import LocalExecutor
+
+    return LocalExecutor(slots, gpus)
+
+
+def _ray(address: str, cpus: float, gpus: float | None, retries: int, jobs: int | None) -> Executor:
+    from elle.experiments.ray_cluster import RayExecutor
+
+    return RayExecutor(address, cpus=cpus, gpus=gpus, retries=retries, slots=jobs)
+
+
+def _gpus(text: str | None) -> list[int]:
+    names = [name.strip() for name in text.split(",")] if text else []
+    if not all(name.isdigit() for name in names):
+        raise InputError(f"--gpus {text}: write the numbers of GPUs, for example 0,1")
+    return [int(name) for name in names]
+
+
+def _rows(items: list[Item]) -> list[dict[str, str]]:
+    return [{"run": item.name, "state": item.state, "said": item.said, "directory": str(item.path)} for item in items]
+
+
+def _print_plan(items: list[Item], folder: Path, as_json: bool) -> None:
+    from elle.experiments.sweep import counts
+    from elle.experiments.sweep_view import COLUMNS, cells
+
+    if as_json:
+        print_json(_rows(items))
+        return
+    print_table(list(COLUMNS), [[*map(str, cells(item))] for item in items])
+    states = ", ".join(f"{count} {state}" for state, count in counts(items).items())
+    print(f"{len(items)} runs in {folder}: {states}; nothing was started")
+
+
+def _interrupted(items: list[Item], folder: Path) -> None:
+    finished = sum(item.state == "finished" for item in items)
+    raise WorkError(
+        f"interrupted: {finished} of {len(items)} runs are finished, the others are saved in {folder}; "
+        f"go on with the same command"
+    )
+
+
+def _conclude(items: list[Item], folder: Path) -> None:
+    failed = [item for item in items if item.state == "failed"]
+    if failed:
+        raise WorkError(
+            f"{len(failed)} of {len(items)} runs failed, first {failed[0].name}: {failed[0].said}; the log is in "
+            f"{failed[0].path / 'train.log'}; the same command tries again what has not finished"
+        )
+
+
+def report(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE|DIR...",
+            help="A recipe, with folders of its runs (otherwise runs/RECIPE); or runs.",
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="Where it goes; otherwise report/ in the runs' folder.")] = None,
+    delayed: Annotated[
+        bool, typer.Option("--delayed", help="Up to which eps, and for how many epochs, each method holds.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a set of runs shows together: a page, tables and figures, the paper's numbers beside ours.
+
+    Example: elle report table-2
+    """
+    if delayed:
+        _delayed([Path(source) for source in sources], as_json)
+        return
+    from elle.experiments.collected import gather
+    from elle.experiments.report import write_report
+
+    runs = gather(sources)
+    written = write_report(runs, out or runs.folder / "report")
+    if as_json:
+        print_json([str(path) for path in written])
+    else:
+        print(f"{len(runs.runs)} runs; {len(written)} files, first {written[0]}")
+
+
+def _delayed(directories: list[Path], as_json: bool) -> None:
+    from elle.experiments.delayed import COLUMNS, delayed_collapse, describe
+    from elle.experiments.rundir import open_run
+
+    rows = delayed_collapse([open_run(directory) for directory in directories])
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(COLUMNS, [describe(row) for row in rows])

@@ -1,0 +1,101 @@
+"""memory=low: the penalty's forward keeps the inputs of the network's blocks; its backward computes the rest anew.
+
+The gradient is the plain one, also through BatchNorm: a block is computed anew from the whole batch of all points, so
+its batch statistics are the same, and the running ones move at the first computation only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.checkpoint import checkpoint
+
+from elle.errors import InputError
+from elle.methods import Method
+from elle.models.residual import PreActBlock
+
+_RANDOM = ("DropPath", "StochasticDepth")
+"""Layers of others that draw numbers, by the name of their class."""
+
+
+def blocks_to_recompute(model: nn.Module, method: Method) -> list[nn.Module]:
+    """The network's blocks: members of a Sequential or the like with several layers and no such members within."""
+    for name, module in model.named_modules():
+        if (isinstance(module, _DropoutNd) and module.p > 0) or type(module).__name__ in _RANDOM:
+            raise InputError(f"memory=low computes layers twice, and {name} of this network draws anew each time")
+    if method.regulariser is not None and method.regulariser.form == "2p":
+        raise InputError("memory=low is not for method.regulariser.form=2p, which keeps the attack's own forward")
+    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    members = {child for module in model.modules() if isinstance(module, containers) for child in module.children()}
+    whole = {module for module in members if _layers(module) > 1 and not isinstance(module, containers)}
+    blocks = [module for module in whole if not any(part in whole for part in _inner(module))]
+    if not blocks:
+        raise InputError("memory=low computes a network anew block by block, and this one has no blocks; leave it out")
+    return blocks
+
+
+def _layers(module: nn.Module) -> int:
+    return sum(1 for part in module.modules() if any(True for _ in part.parameters(recurse=False)))
+
+
+def _inner(module: nn.Module) -> Iterator[nn.Module]:
+    return (part for part in module.modules() if part is not module)
+
+
+@contextlib.contextmanager
+def recomputed(blocks: Sequence[nn.Module]) -> Iterator[None]:
+    """Within it, a forward of these blocks keeps their inputs only."""
+    with contextlib.ExitStack() as stack:
+        for block in blocks:
+            whole = block.forward
+            if isinstance(block, PreActBlock):
+                whole = partial(_by_layers, block, whole)
+            stack.enter_context(_keeping_inputs(block, "forward", whole))
+        yield
+
+
+def _by_layers(block: PreActBlock, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A block of which each layer keeps its input only: of one being computed anew, not all is there together."""
+    with _keeping_inputs(block, "layer", block.layer):
+        return forward(x)
+
+
+@contextlib.contextmanager
+def _keeping_inputs(block: nn.Module, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Within it, the block's method `name` is this function, computed anew from its inputs in the backward."""
+
+    def recomputable(*inputs: Any) -> Any:
+        # Nothing draws random numbers here, and a CUDA graph cannot capture a change of their state.
+        return checkpoint(
+            function,
+            *inputs,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=lambda: (contextlib.nullcontext(), _still_statistics(block)),
+        )
+
+    setattr(block, name, recomputable)
+    try:
+        yield
+    finally:
+        delattr(block, name)  # its class's again
+
+
+@contextlib.contextmanager
+def _still_statistics(block: nn.Module) -> Iterator[None]:
+    """BatchNorm in train mode, by the statistics of the batch, without moving the running ones: momentum 0."""
+    layers = [part for part in block.modules() if isinstance(part, _BatchNorm)]
+    kept = [(layer.momentum, layer.num_batches_tracked) for layer in layers]
+    for layer in layers:
+        layer.momentum, layer.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for layer, (momentum, count) in zip(layers, kept, strict=True):
+            layer.momentum, layer.num_batches_tracked = momentum, count

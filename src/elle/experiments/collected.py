@@ -1,0 +1,219 @@
+"""The runs of a report: found in folders, gathered by setting over their seeds, with the numbers they measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from elle.config import Config, format_radius
+from elle.errors import InputError
+from elle.experiments.recipe import Recipe, load_recipe, run_id
+from elle.experiments.rundir import RunDirectory, open_run
+from elle.experiments.sweep import FAILURE, MANIFEST
+
+_TELLING = ("method", "eps", "data", "model", "schedule", "epochs", "weight")
+"""Settings by which runs are told apart, those first that explain the others."""
+
+
+VALIDATION = "validation "
+"""Before the name of an attack: accuracy at the last epoch on the training images that were held out."""
+TIMES = ("seconds", "seconds per epoch", "seconds per step")
+"""Numbers of which less is better; all others are accuracies in percent."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A number over seeds."""
+
+    mean: float
+    std: float | None
+    """Of the sample; None for one seed."""
+    count: int
+    collapsed: bool = False
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Finished runs that differ in their seed alone."""
+
+    runs: list[RunDirectory]
+
+    @property
+    def config(self) -> Config:
+        return self.runs[0].config
+
+    @property
+    def collapsed(self) -> bool:
+        return any(run.collapse_step() is not None for run in self.runs)
+
+    @cached_property
+    def measured(self) -> list[dict[str, float]]:
+        return [measured(run) for run in self.runs]
+
+    def score(self, metric: str) -> Score | None:
+        """Mean and std over the seeds that have the number; None where none has."""
+        values = [one[metric] for one in self.measured if metric in one]
+        if not values:
+            return None
+        std = statistics.stdev(values) if len(values) > 1 else None
+        return Score(statistics.fmean(values), std, len(values), self.collapsed)
+
+    def value(self, key: str) -> Any:
+        return flat(self.config).get(key)
+
+    def label(self, key: str) -> str:
+        """A setting's value as a user would write it."""
+        return spelled(key, self.value(key))
+
+
+@dataclass(frozen=True)
+class Collected:
+    """All that a report is made of."""
+
+    folder: Path
+    recipe: Recipe | None
+    runs: list[RunDirectory]
+    """Finished or not."""
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        groups: dict[str, list[RunDirectory]] = {}
+        for run in self.runs:
+            if run.result is not None:
+                groups.setdefault(_without_seed(run.config), []).append(run)
+        return [Setting(sorted(group, key=lambda run: run.config.seed)) for group in groups.values()]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The numbers to tabulate: those the recipe asks for, otherwise the attacks, the strongest first."""
+        found = {name for setting in self.settings for one in setting.measured for name in one}
+        chosen = [name for name in self.asked("metric") if name in found]
+        tested = {name for name in found if name not in TIMES and not name.startswith(VALIDATION)}
+        return chosen or sorted(tested, key=_strength)
+
+    def asked(self, key: str) -> list[str]:
+        """What the recipe's figure says under a key, one word or several; nothing without a recipe."""
+        words = self.recipe.figure.get(key, []) if self.recipe else []
+        return [words] if isinstance(words, str) else [str(word) for word in words]
+
+
+def _strength(name: str) -> tuple[int, int, str]:
+    kind = next((k for k, start in enumerate(("autoattack", "pgd", "", "fgsm", "clean")) if start
+                 and name.startswith(start)), 2)  # fmt: skip
+    steps = name.split("-")[1] if name.startswith("pgd-") else "0"
+    return kind, -int(steps) if steps.isdigit() else 0, name
+
+
+def measured(run: RunDirectory) -> dict[str, float]:
+    """Accuracies in percent, of `elle evaluate` where it was run at the run's own eps, and times in seconds."""
+    result = run.result or {}
+    entries: dict[str, dict[str, Any]] = dict(result.get("test", {}))
+    file = run.path / "evaluation.json"
+    if file.exists():
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+            own = math.isclose(record["eps"], run.config.eps or 0) and record["norm"] == run.config.norm
+            attacks = record["attacks"].items() if own else []
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{file} is damaged; evaluate the run again: elle evaluate {run.path}") from None
+        entries |= {name: one for name, one in attacks if one["total"] >= entries.get(name, one)["total"]}
+    numbers = {name: 100 * float(one["accuracy"]) for name, one in entries.items()}
+    if run.config.validation and run.records:
+        tracked = {name: value for name, value in run.records[-1].items() if name == "clean" or name.startswith("pgd-")}
+        numbers |= {f"{VALIDATION}{name}": 100 * float(value) for name, value in tracked.items()}
+    seconds, steps = result.get("train_seconds"), result.get("steps")
+    times = (seconds, result.get("seconds_per_epoch"), seconds / steps if seconds and steps else None)
+    return numbers | {name: float(value) for name, value in zip(TIMES, times, strict=True) if value is not None}
+
+
+def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
+    """What the words of the command line mean: a recipe and folders of its runs, or runs and folders alone."""
+    recipe, folders = None, [Path(source) for source in sources]
+    if not folders[0].is_dir():
+        recipe = load_recipe(sources[0])
+        folders = folders[1:] or [where / recipe.name]
+    paths = list(dict.fromkeys(path for folder in folders for path in _run_paths(folder)))
+    recipe = recipe or _recipe_of(folders)
+    runs = [open_run(path) for path in paths]
+    if recipe is not None:
+        places = _places(runs, recipe)
+        if not places:
+            raise InputError(f"none of the {len(runs)} runs in {folders[0]} belongs to recipe {recipe.name}")
+        runs = sorted((run for run in runs if run.name in places), key=lambda run: (places[run.name], run.config.seed))
+    failures = {}
+    for run in runs:
+        if (run.path / FAILURE).exists():
+            failures[run.name] = str(json.loads((run.path / FAILURE).read_text(encoding="utf-8"))["reason"])
+    collected = Collected(folders[0], recipe, runs, failures)
+    if not collected.settings:
+        raise InputError(f"none of the {len(runs)} runs in {folders[0]} has finished; `elle sweep` continues them")
+    if not collected.metrics:
+        raise InputError(
+            f"the runs in {folders[0]} have no accuracy of the test set; measure it with: elle evaluate DIR"
+        )
+    return collected
+
+
+def _run_paths(folder: Path) -> list[Path]:
+    if (folder / "config.toml").is_file():
+        return [folder]
+    paths = sorted(file.parent for file in folder.glob("*/config.toml"))
+    if not paths:
+        raise InputError(f"{folder} holds no run: no config.toml is in it or one folder below; `elle sweep` makes them")
+    return paths
+
+
+def _recipe_of(folders: Sequence[Path]) -> Recipe | None:
+    """The recipe a folder was swept from, if it is still to be found."""
+    file = folders[0] / MANIFEST
+    if len(folders) > 1 or not file.exists():
+        return None
+    try:
+        return load_recipe(json.loads(file.read_text(encoding="utf-8"))["recipe"])
+    except (InputError, ValueError, KeyError):
+        return None
+
+
+def _places(runs: Sequence[RunDirectory], recipe: Recipe) -> dict[str, int]:
+    """Which setting of the recipe each run is: by its own settings, or by its name, as image folders fill in more."""
+    known: dict[str, int] = {}
+    configs = recipe.runs(1)
+    for seed in {run.config.seed for run in runs}:
+        known |= {run_id(one.model_copy(update={"seed": seed}))[:8]: place for place, one in enumerate(configs)}
+    keys = {run.name: (run_id(run.config)[:8], run.name.rpartition("-")[2]) for run in runs}
+    return {name: known[key] for name, pair in keys.items() for key in pair if key in known}
+
+
+def _without_seed(config: Config) -> str:
+    return run_id(config.model_copy(update={"seed": 0}))
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Every setting by the name a user writes, a method's own fields as method.PART.FIELD."""
+    values = config.model_dump()
+    options = values.pop("options")
+    return values | {f"method.{part}.{name}": value for part, own in options.items() for name, value in own.items()}
+
+
+def spelled(key: str, value: Any) -> str:
+    return format_radius(value) if key == "eps" else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def telling_keys(settings: Sequence[Setting], first: Sequence[str] = ()) -> list[str]:
+    """The fewest settings, `first` ones first, by which all of these are told apart."""
+    others = [key for setting in settings for key in flat(setting.config) if key not in ("seed", "out", "root")]
+    needed: list[str] = []
+    told = 1
+    for key in dict.fromkeys([*first, *_TELLING, *others]):
+        different = len({tuple(str(setting.value(one)) for one in [*needed, key]) for setting in settings})
+        if different > told:
+            needed.append(key)
+            told = different
+    return needed

@@ -1,0 +1,63 @@
+"""Our numbers beside the paper's: the difference, and whether chance explains it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from elle.experiments.collected import Collected, Score, Setting
+from elle.experiments.recipe import Expected
+
+PAPER_SEEDS = 3
+"""Over how many the paper averages (Section 4.2)."""
+_ROUNDING = 0.005
+"""The paper prints two decimals."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One number of the paper and ours."""
+
+    setting: Setting
+    expected: Expected
+    score: Score
+
+    @property
+    def difference(self) -> float:
+        return self.score.mean - self.expected.value
+
+    @property
+    def joint_error(self) -> float | None:
+        """The standard error of the difference; one side's std stands for the other's where that is not known."""
+        known = [std for std in (self.score.std, self.expected.std) if std is not None]
+        if not known:
+            return None
+        ours, theirs = known[0], known[-1]
+        return math.sqrt(ours**2 / self.score.count + theirs**2 / PAPER_SEEDS)
+
+    @property
+    def inside(self) -> bool | None:
+        """Within two joint standard errors; None where no std is known, or where a collapse decides, not chance."""
+        error = self.joint_error
+        if error is None or self.score.collapsed or self.expected.collapsed:
+            return None
+        return abs(self.difference) <= 2 * error + _ROUNDING
+
+    @property
+    def verdict(self) -> str:
+        if self.score.collapsed or self.expected.collapsed:
+            who = {(True, True): "both", (True, False): "ours", (False, True): "paper's"}
+            return f"{who[self.score.collapsed, self.expected.collapsed]} collapsed"
+        return {True: "inside", False: "outside", None: "no std"}[self.inside]
+
+
+def compare(collected: Collected) -> list[Comparison]:
+    """Every number of the recipe that our runs have an answer to, in the paper's order."""
+    if collected.recipe is None:
+        return []
+    return [
+        Comparison(setting, expected, score)
+        for expected in collected.recipe.expected
+        for setting in collected.settings
+        if expected.matches(setting.config) and (score := setting.score(expected.metric)) is not None
+    ]

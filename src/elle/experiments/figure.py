@@ -1,0 +1,62 @@
+"""Figures of every kind, drawn and written to files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from elle.errors import InputError
+from elle.experiments.bars import Bars, draw_bars
+from elle.experiments.chart import Chart, draw
+from elle.experiments.heatmap import Heatmap, draw_heatmap
+
+Figure = Chart | Heatmap | Bars
+
+
+def draw_figure(figure: Figure, names: Sequence[str] = ()) -> str:
+    """The figure as an `<svg>`; `names` fixes which name has which colour."""
+    if isinstance(figure, Chart):
+        return draw(figure, names)
+    return draw_bars(figure, names) if isinstance(figure, Bars) else draw_heatmap(figure)
+
+
+def series_names(figures: Sequence[object]) -> list[str]:
+    """The names that a colour stands for, in the order of their first figure."""
+    names: list[str] = []
+    for figure in figures:
+        if isinstance(figure, Chart):
+            names += [series.name for series in figure.series]
+        elif isinstance(figure, Bars):
+            names += [bar.name for bar in figure.bars]
+    return list(dict.fromkeys(names))
+
+
+def write_figures(folder: Path, figures: Sequence[Figure]) -> list[Path]:
+    """Each figure as an SVG file, and as PNG and PDF where cairosvg is installed (pip install 'elle-at[png]')."""
+    try:
+        import cairosvg
+    except ImportError:
+        cairosvg = None
+    names = series_names(figures)
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, figure in enumerate(figures, 1):
+            words = "".join(c if c.isalnum() else "-" for c in figure.title.lower()).strip("-")
+            path = folder / f"{number:02d}-{words[:60]}.svg"
+            svg = draw_figure(figure, names)
+            # A PDF carries the time it was made: what is drawn already is left as it is.
+            drawn = path.exists() and path.read_text(encoding="utf-8") == svg
+            path.write_text(svg, encoding="utf-8")
+            written.append(path)
+            if cairosvg is None:
+                continue
+            png, pdf = path.with_suffix(".png"), path.with_suffix(".pdf")
+            if not (drawn and png.exists()):
+                cairosvg.svg2png(svg.encode(), write_to=str(png), scale=2, background_color="white")
+            if not (drawn and pdf.exists()):
+                cairosvg.svg2pdf(svg.encode(), write_to=str(pdf))
+            written += [png, pdf]
+    except OSError as problem:
+        raise InputError(f"cannot write figures into {folder}: {problem.strerror}") from None
+    return written

@@ -1,0 +1,74 @@
+"""How a report is laid out: which setting makes the rows, which the columns, and which a table of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elle.experiments.collected import Collected, Setting, telling_keys
+
+_OWN_TABLE = ("data", "model", "schedule")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Keys of settings: `panels` make a table each, `extras` are written beside the method."""
+
+    rows: str
+    columns: str
+    panels: tuple[str, ...]
+    extras: tuple[str, ...]
+
+    @property
+    def carrier(self) -> str:
+        """The axis whose labels carry the extras, and within which numbers are compared."""
+        return "method" if "method" in (self.rows, self.columns) else self.rows
+
+    @property
+    def across(self) -> str:
+        """The other axis: eps in most tables."""
+        return self.columns if self.carrier == self.rows else self.rows
+
+    def label(self, setting: Setting, axis: str) -> str:
+        extras = [f"{key}={setting.label(key)}" for key in self.extras] if axis == self.carrier else []
+        return ", ".join([setting.label(axis), *extras])
+
+    def panel(self, setting: Setting) -> str:
+        return ", ".join(setting.label(key) for key in self.panels)
+
+    def full(self, setting: Setting) -> str:
+        """All that tells a setting from the others, in words."""
+        across = f"{self.across} {self.label(setting, self.across)}"
+        return ", ".join(filter(None, [self.label(setting, self.carrier), across, self.panel(setting)]))
+
+    def grouped(self, settings: Iterable[Setting]) -> dict[str, list[Setting]]:
+        """The settings of each panel."""
+        groups: dict[str, list[Setting]] = {}
+        for setting in settings:
+            groups.setdefault(self.panel(setting), []).append(setting)
+        return groups
+
+    def labels(self, settings: Sequence[Setting], axis: str) -> list[str]:
+        """The labels along an axis: numbers by size, words in the recipe's order."""
+        values: dict[str, Any] = {}
+        for setting in settings:
+            values.setdefault(self.label(setting, axis), setting.value(axis))
+        if all(isinstance(value, (int, float)) for value in values.values()):
+            return sorted(values, key=lambda label: float(values[label]))
+        return list(values)
+
+
+def lay_out(collected: Collected) -> Layout:
+    """As the recipe asks; otherwise methods by eps, a table for each dataset and network."""
+    rows = [*collected.asked("rows"), *collected.asked("line"), "method"][0]
+    columns = [*collected.asked("columns"), *collected.asked("x"), "eps"][0]
+    if columns in ("metric", rows):  # each number has a table of its own here
+        columns = "eps" if rows != "eps" else "method"
+    panel = [key for key in collected.asked("panel") if key not in (rows, columns)]
+    keys = telling_keys(collected.settings, [rows, columns, *panel])
+    others = [key for key in keys if key not in (rows, columns)]
+    own = {*panel, *_OWN_TABLE} | (set() if "method" in (rows, columns) else {"method"})
+    return Layout(
+        rows, columns, tuple(key for key in others if key in own), tuple(key for key in others if key not in own)
+    )

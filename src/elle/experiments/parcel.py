@@ -1,0 +1,51 @@
+"""A run directory as one piece of bytes, to travel between machines."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tarfile
+from pathlib import Path
+
+from elle.files import write_atomically
+
+_LAST = ("result.json",)
+"""Written after all others: with it, a run counts as finished."""
+
+
+def newest_checkpoint(path: Path) -> str:
+    """The name of a run's newest checkpoint, empty where there is none."""
+    return max((file.name for file in (path / "checkpoints").glob("step-*.safetensors")), default="")
+
+
+def pack(path: Path) -> bytes:
+    """A run's files, of its checkpoints the newest; it may be training meanwhile."""
+    stream = io.BytesIO()
+    checkpoint = newest_checkpoint(path)
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for file in sorted(path.rglob("*")):
+            old = file.parent.name == "checkpoints" and file.name != checkpoint
+            if old or file.name.startswith(".") or not file.is_file():
+                continue
+            with contextlib.suppress(FileNotFoundError):  # replaced by a newer checkpoint while we look
+                content = file.read_bytes()
+                entry = tarfile.TarInfo(str(file.relative_to(path)))
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def unpack(content: bytes, path: Path) -> None:
+    """Write such files, each in one step, the result last; older checkpoints go."""
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        entries = sorted(archive.getmembers(), key=lambda entry: entry.name in _LAST)
+        for entry in entries:
+            target = (path / entry.name).resolve()
+            file = archive.extractfile(entry)
+            if file is None or not target.is_relative_to(path.resolve()):
+                raise ValueError(f"{entry.name!r} does not belong into a run directory")
+            write_atomically(target, file.read())
+    newest = newest_checkpoint(path)
+    for old in (path / "checkpoints").glob("step-*.safetensors"):
+        if old.name != newest:
+            old.unlink()

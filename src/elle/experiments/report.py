@@ -1,0 +1,110 @@
+"""A report: one page, its Markdown, its numbers as CSV, its figures as files; the same runs give the same files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from elle.experiments.collected import Collected, telling_keys
+from elle.experiments.comparison import Comparison, compare
+from elle.experiments.figure import Figure, write_figures
+from elle.experiments.files import write_text
+from elle.experiments.layout import lay_out
+from elle.experiments.page import Part, Table, write_page
+from elle.experiments.report_figures import report_figures
+from elle.experiments.report_tables import comparison_table, failure_table, markdown, result_tables
+
+
+def write_report(collected: Collected, out: Path) -> list[Path]:
+    """Everything, into the folder `out`; returns the files, the page first."""
+    layout, comparisons = lay_out(collected), compare(collected)
+    tables = result_tables(collected, layout)
+    figures = report_figures(collected, layout)
+    closing = [comparison_table(comparisons, layout)] if comparisons else []
+    if (failures := failure_table(collected)) is not None:
+        closing.append(failures)
+    title = collected.recipe.title if collected.recipe else f"{len(collected.runs)} runs"
+    lead = _lead(collected, comparisons)
+    parts: list[Part] = [*tables, *figures, *closing]
+    footer = f"elle report, from {len(collected.runs)} runs. Numbers: results.csv, runs.csv. Figures: figures/."
+    write_page(out / "report.html", title, lead, parts, footer)
+    drawn = write_figures(out / "figures", figures)
+    write_text(out / "report.md", _markdown(title, lead, tables, figures, drawn, closing))
+    write_text(out / "results.csv", _results_csv(collected, comparisons))
+    write_text(out / "runs.csv", _runs_csv(collected))
+    return [out / name for name in ("report.html", "report.md", "results.csv", "runs.csv")] + drawn
+
+
+def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
+    finished = sum(len(setting.runs) for setting in collected.settings)
+    seeds = sorted({len(setting.runs) for setting in collected.settings})
+    counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    of_recipe = f" of {len(collected.recipe.runs(1))}" if collected.recipe else ""
+    text = f"{len(collected.settings)}{of_recipe} settings with {counts} seed{'s' * (seeds[-1] > 1)} each"
+    text += f", {finished} runs; mean \u00b1 std over seeds."
+    if unfinished := len(collected.runs) - finished:
+        text += f" {unfinished} more have no result: see the end."
+    judged = [one for one in comparisons if one.inside is not None]
+    if judged:
+        inside = sum(bool(one.inside) for one in judged)
+        text += f"\n\n{inside} of {len(judged)} numbers are inside two joint standard errors of the paper's."
+    return text
+
+
+def _markdown(
+    title: str, lead: str, tables: Sequence[Table], figures: Sequence[Figure], drawn: Sequence[Path],
+    closing: Sequence[Table],
+) -> str:  # fmt: skip
+    files = [path for path in drawn if path.suffix == ".svg"]
+    pictures = [
+        f"![{figure.title}](figures/{path.name})\n\n{figure.title}. {figure.note}".rstrip()
+        for figure, path in zip(figures, files, strict=True)
+    ]
+    return "\n\n".join([f"# {title}", lead, *map(markdown, tables), *pictures, *map(markdown, closing)]) + "\n"
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerows([columns, *rows])
+    return stream.getvalue()
+
+
+def _results_csv(collected: Collected, comparisons: Sequence[Comparison]) -> str:
+    """A line for each setting and number: ours over seeds, and the paper's where it has one."""
+    keys = list(dict.fromkeys(["method", "data", "model", "eps", *telling_keys(collected.settings)]))
+    paper = {(id(one.setting), one.expected.metric): one for one in comparisons}
+    rows = []
+    for setting in collected.settings:
+        for metric in dict.fromkeys(name for one in setting.measured for name in one):
+            score = setting.score(metric)
+            assert score is not None
+            one = paper.get((id(setting), metric))
+            theirs = ["", "", "", "", ""]
+            if one is not None:
+                values = (one.expected.value, one.expected.std, one.difference, one.joint_error, one.verdict)
+                theirs = [_plain(value) for value in values]
+            ours = [_plain(score.mean), _plain(score.std), str(score.count), str(score.collapsed).lower()]
+            rows.append([*(setting.label(key) for key in keys), metric, *ours, *theirs])
+    columns = [*keys, "metric", "mean", "std", "seeds", "collapsed"]
+    return _csv([*columns, "paper", "paper_std", "difference", "joint_standard_error", "verdict"], rows)
+
+
+def _plain(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _runs_csv(collected: Collected) -> str:
+    """A line a run, with every number it measured."""
+    names = list(dict.fromkeys(name for setting in collected.settings for one in setting.measured for name in one))
+    keys = list(dict.fromkeys(["method", "data", "model", "eps", *telling_keys(collected.settings)]))
+    rows = [
+        [run.name, *(setting.label(key) for key in keys), run.config.seed, str(run.collapse_step() is not None).lower()]
+        + [_plain(numbers.get(name)) for name in names]
+        for setting in collected.settings
+        for run, numbers in zip(setting.runs, setting.measured, strict=True)
+    ]
+    return _csv(["run", *keys, "seed", "collapsed", *names], rows)

@@ -1,0 +1,118 @@
+"""The figures of a report: accuracy over eps with bands, curves over epochs, runtime bars."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+from elle.experiments.bars import Bar, Bars
+from elle.experiments.chart import Chart, Series
+from elle.experiments.collected import TIMES, Collected, Setting
+from elle.experiments.figure import Figure
+from elle.experiments.layout import Layout
+from elle.experiments.pictures import weight_evolution
+from elle.experiments.report_tables import metric_name
+
+CURVES = 3
+"""Values of eps a panel for which curves are drawn: the smallest, the middle and the largest."""
+
+
+def report_figures(collected: Collected, layout: Layout) -> list[Figure]:
+    """Every figure that the runs have the numbers for."""
+    groups = layout.grouped(collected.settings)
+    over = [chart for panel, settings in groups.items() for metric in collected.metrics
+            for chart in _over(settings, layout, metric, panel)]  # fmt: skip
+    columns: list[str | None] = [*collected.asked("metric")] if collected.asked("kind") == ["curves"] else [None]
+    curves = [chart for panel, settings in groups.items() for column in columns
+              for chart in _curves(settings, layout, panel, column)]  # fmt: skip
+    if collected.asked("kind") == ["steps"]:
+        firsts = [(setting.runs[0], layout.full(setting)) for setting in collected.settings]
+        curves += [chart for run, name in firsts for chart in weight_evolution(run, name)]
+    bars = [one for panel, settings in groups.items() for one in _runtime(settings, layout, panel)]
+    return [*over, *curves, *bars]
+
+
+def _titled(text: str, panel: str) -> str:
+    return f"{text}, {panel}" if panel else text
+
+
+def _over(settings: Sequence[Setting], layout: Layout, metric: str, panel: str) -> list[Chart]:
+    """A number over eps (or what else lies across), mean and std over seeds."""
+    values = {setting.value(layout.across) for setting in settings if setting.score(metric)}
+    numbers = [value for value in values if isinstance(value, (int, float))]
+    if len(values) < 2 or len(numbers) != len(values) or metric in TIMES:
+        return []
+    name, place = _scale(layout.across, numbers)
+    series = []
+    for label in layout.labels(settings, layout.carrier):
+        mine = [one for one in settings if layout.label(one, layout.carrier) == label]
+        mine = sorted(mine, key=lambda one: float(one.value(layout.across)))
+        scores = [score for one in mine if (score := one.score(metric))]
+        x = [place(float(one.value(layout.across))) for one in mine if one.score(metric)]
+        spread = [None if score.std is None else score.std / 100 for score in scores]
+        known = spread if any(one is not None for one in spread) else []
+        series.append(Series(label, x, [score.mean / 100 for score in scores], known))
+    note = "Bands: one std over seeds." if any(one.spread for one in series) else ""
+    return [Chart(_titled(f"{metric_name(metric)} over {layout.across}", panel), name, "accuracy", series,
+                  percent=True, note=note)]  # fmt: skip
+
+
+def _scale(key: str, values: Sequence[float]) -> tuple[str, Callable[[float], float]]:
+    """The axis of a setting: eps in grey levels where it is whole ones, a wide range by its logarithm."""
+    if key == "eps" and all(abs(255 * value - round(255 * value)) < 1e-9 for value in values):
+        return "eps \u00b7 255", lambda value: float(round(255 * value))
+    if min(values) > 0 and max(values) / min(values) > 50:
+        return f"log10 of {key}", math.log10
+    return key, lambda value: value
+
+
+def _curves(settings: Sequence[Setting], layout: Layout, panel: str, column: str | None) -> list[Chart]:
+    """A column of the records over the epochs (None: accuracy under the multi-step attack), at some values across."""
+    accuracy = column is None or not column.startswith("tracked_")
+    quantity = "Multi-step accuracy" if column is None else metric_name(column.removeprefix("tracked_"))
+    label = "accuracy" if accuracy else quantity
+    labels = layout.labels(settings, layout.across)
+    chosen = labels if len(labels) <= CURVES else [labels[0], labels[len(labels) // 2], labels[-1]]
+    charts = []
+    for across in chosen:
+        mine = [one for one in settings if layout.label(one, layout.across) == across]
+        series = [one for setting in mine if (one := _curve(layout.label(setting, layout.carrier), setting, column))]
+        if series:
+            title = _titled(f"{quantity} while training, {layout.across} {across}", panel)
+            note = "On the images that are tracked."
+            charts.append(
+                Chart(title, "epoch", label, series, percent=accuracy, log=column == "tracked_error", note=note)
+            )
+    return charts
+
+
+def _curve(label: str, setting: Setting, column: str | None) -> Series | None:
+    """The mean over seeds, and its std, at every epoch that all of them have tracked."""
+    by_epoch: dict[int, list[float]] = {}
+    for run in setting.runs:
+        name = column or run.multi_step()
+        for record in run.records:
+            if name is not None and record.get(name) is not None:
+                by_epoch.setdefault(int(record["epoch"]), []).append(record[name])
+    whole = {epoch: values for epoch, values in sorted(by_epoch.items()) if len(values) == len(setting.runs)}
+    if not whole:
+        return None
+    spread = [statistics.stdev(values) for values in whole.values()] if len(setting.runs) > 1 else []
+    return Series(label, list(whole), [statistics.fmean(values) for values in whole.values()], spread)
+
+
+def _runtime(settings: Sequence[Setting], layout: Layout, panel: str) -> list[Bars]:
+    """Seconds of a whole training by method, mean and std over all its runs."""
+    bars = []
+    for label in layout.labels(settings, layout.carrier):
+        mine = [one for one in settings if layout.label(one, layout.carrier) == label]
+        seconds = [numbers["seconds"] for one in mine for numbers in one.measured if "seconds" in numbers]
+        if seconds:
+            std = statistics.stdev(seconds) if len(seconds) > 1 else None
+            bars.append(Bar(label, statistics.fmean(seconds), std))
+    devices = sorted({str((run.result or {}).get("device")) for one in settings for run in one.runs})
+    note = f"On {' and '.join(devices)}" + (
+        "; times of different machines do not compare." if len(devices) > 1 else "."
+    )
+    return [Bars(_titled("Training time", panel), "seconds", bars, note)] if bars else []

@@ -1,0 +1,134 @@
+"""The tables of a report: numbers over seeds as the paper prints them, and ours beside the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elle.experiments.collected import TIMES, VALIDATION, Collected, Score, Setting
+from elle.experiments.comparison import Comparison
+from elle.experiments.layout import Layout
+from elle.experiments.page import Mark, Table
+
+NAMES = {"autoattack": "AutoAttack", "clean": "Clean", "fgsm": "FGSM", "seconds": "Training time"}
+NAMES |= {"seconds per epoch": "Time of an epoch", "seconds per step": "Time of a step"}
+LEGEND = "Best in bold, runner-up underlined; \u2020 red: at least one of the runs collapsed."
+REFERENCE = "pgd-"
+"""Multi-step methods are the paper's expensive reference: shown, but not marked as best."""
+
+
+def metric_name(metric: str) -> str:
+    if metric.startswith(VALIDATION):
+        return f"Validation {metric_name(metric.removeprefix(VALIDATION))}"
+    return NAMES.get(metric, metric.upper() if metric.startswith("pgd") else metric)
+
+
+def written(score: Score) -> str:
+    """`44.32 +- 0.04`, or the mean alone of one seed."""
+    digits = 2 if score.mean >= 1 or score.mean == 0 else 4  # a step takes milliseconds
+    return f"{score.mean:.{digits}f}" + ("" if score.std is None else f" \u00b1 {score.std:.{digits}f}")
+
+
+def result_tables(collected: Collected, layout: Layout) -> list[Table]:
+    """One table for each panel and metric."""
+    return [
+        _table(settings, layout, metric, panel)
+        for panel, settings in layout.grouped(collected.settings).items()
+        for metric in collected.metrics
+        if any(setting.score(metric) for setting in settings)
+    ]
+
+
+def _table(settings: Sequence[Setting], layout: Layout, metric: str, panel: str) -> Table:
+    heads, columns = layout.labels(settings, layout.rows), layout.labels(settings, layout.columns)
+    places: dict[tuple[int, int], Setting] = {}
+    for setting in settings:
+        row, column = layout.label(setting, layout.rows), layout.label(setting, layout.columns)
+        places[heads.index(row), columns.index(column) + 1] = setting
+    scores = {place: score for place, setting in places.items() if (score := setting.score(metric)) is not None}
+    rows = [
+        [head, *(written(scores[r, c]) if (r, c) in scores else "-" for c in range(1, len(columns) + 1))]
+        for r, head in enumerate(heads)
+    ]
+    # Methods are compared at the same eps: down a column, or along a row where methods are the columns.
+    line = 1 if layout.carrier == layout.rows else 0
+    marks: dict[tuple[int, int], Mark] = {}
+    for number in {place[line] for place in scores}:
+        rivals = {place: scores[place] for place in scores if place[line] == number}
+        reference = {place for place in rivals if str(places[place].value("method")).startswith(REFERENCE)}
+        marks |= _marks(rivals, reference, metric in TIMES)
+    caption = f"{metric_name(metric)}, {'s' if metric in TIMES else '%'}" + (f": {panel}" if panel else "")
+    return Table(caption, (f"{layout.rows} \\ {layout.columns}", *columns), rows, marks=marks, note=LEGEND)
+
+
+def _marks(
+    rivals: dict[tuple[int, int], Score], reference: set[tuple[int, int]], low_wins: bool
+) -> dict[tuple[int, int], Mark]:
+    marks: dict[tuple[int, int], Mark] = {place: "collapsed" for place, score in rivals.items() if score.collapsed}
+    # As printed: two numbers that read the same share a mark. One alone has beaten nobody.
+    able = {place: round(score.mean, 2) for place, score in rivals.items() if place not in marks.keys() | reference}
+    if len(able) < 2:
+        return marks
+    levels = sorted(set(able.values()), reverse=not low_wins)[:2]
+    names: list[Mark] = ["best", "second"]
+    for level, name in zip(levels, names, strict=False):
+        marks |= {place: name for place, value in able.items() if value == level}
+    return marks
+
+
+def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table:
+    """Ours, the paper's, the difference, and whether chance explains it."""
+    rows = []
+    marks: dict[tuple[int, int], Mark] = {}
+    metrics = {one.expected.metric for one in comparisons}
+    alone = metric_name(metrics.pop()) if len(metrics) == 1 else ""
+    for number, one in enumerate(comparisons):
+        paper = f"{one.expected.value:.2f}" + ("" if one.expected.std is None else f" \u00b1 {one.expected.std:.2f}")
+        error = one.joint_error
+        rows.append(
+            [
+                layout.full(one.setting) + ("" if alone else f": {metric_name(one.expected.metric)}"),
+                written(one.score),
+                paper,
+                f"{one.difference:+.2f}",
+                one.verdict,
+                "-" if error is None else f"{2 * error:.2f}",
+                str(one.score.count),
+            ]
+        )
+        if one.score.collapsed:
+            marks[number, 1] = "collapsed"
+        if one.expected.collapsed:
+            marks[number, 2] = "collapsed"
+    columns = ("Setting", "Ours", "Paper", "Difference", "Verdict", "2 SE", "Seeds")
+    return Table(
+        f"{alone or 'Numbers'}: ours beside the paper's",
+        columns,
+        rows,
+        marks=marks,
+        note="SE: joint standard error of the difference, from the std over seeds on both sides (three in the paper); "
+        "where one side has no std, the other's stands for it. \u2020 red: collapsed.",
+    )
+
+
+def failure_table(collected: Collected) -> Table | None:
+    """Runs without a result, and why."""
+    rows = [
+        [run.name, collected.failures.get(run.name, "not finished")] for run in collected.runs if run.result is None
+    ]
+    return Table("Runs without a result", ("Run", "Reason"), rows) if rows else None
+
+
+def markdown(table: Table) -> str:
+    """The table as Markdown, the marks with it."""
+
+    def cell(row: int, column: int, text: str) -> str:
+        text = text.replace("|", "\\|").replace("\n", " ")
+        shapes = {"best": f"**{text}**", "second": f"<u>{text}</u>", "collapsed": f"{text}\u2020"}
+        mark = table.marks.get((row, column))
+        return shapes[mark] if mark else text
+
+    lines = [f"### {table.caption}", "", "| " + " | ".join(table.columns) + " |", "|" + "---|" * len(table.columns)]
+    lines += [
+        "| " + " | ".join(cell(r, c, text) for c, text in enumerate(row)) + " |" for r, row in enumerate(table.rows)
+    ]
+    return "\n".join([*lines, *(["", table.note] if table.note else [])])

@@ -1,0 +1,169 @@
+"""A sweep: the runs of a recipe, each in a run directory of its own; what is finished is never made again."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, Protocol
+
+from elle.config import Config, format_radius, parse_words
+from elle.experiments.files import write_json
+from elle.experiments.recipe import Recipe, matches, run_id
+from elle.experiments.rundir import RunDirectory
+from elle.experiments.training import is_finished
+
+MANIFEST = "sweep.json"
+FAILURE = "failure.json"
+State = Literal["waiting", "running", "finished", "failed", "stopped"]
+
+
+@dataclass
+class Item:
+    """One run of a sweep and what is known of it."""
+
+    config: Config
+    path: Path
+    state: State = "waiting"
+    said: str = ""
+    """What it reached, or why it failed."""
+    epochs_done: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def look(self) -> None:
+        """See how far the run has come."""
+        run = RunDirectory(self.path, self.config)
+        run.read()
+        self.epochs_done = float(run.records[-1]["epoch"]) if run.records else 0.0
+        test = (run.result or {}).get("test", {})
+        self.said = ", ".join(f"{name} {one['accuracy']:.1%}" for name, one in test.items())
+
+
+class Executor(Protocol):
+    """Who makes the runs: processes of this machine, or a cluster."""
+
+    slots: int
+    """How many runs it takes at a time."""
+
+    def start(self, item: Item) -> None: ...
+
+    def ended(self) -> list[tuple[Item, str | None]]:
+        """Runs that have ended since the last look, with the reason where they failed."""
+
+    def stop(self) -> None:
+        """End every run gently: what is trained is kept."""
+
+
+def run_name(config: Config) -> str:
+    """A name a person can read, and eight digits of the run's identity."""
+    whole = config.resolved()
+    eps = format_radius(whole.eps or 0).replace("/", "-")
+    return f"{whole.data}-{whole.method}-eps{eps}-seed{whole.seed}-{run_id(config)[:8]}"
+
+
+def chosen_runs(recipe: Recipe, seeds: int | None, only: Sequence[str]) -> list[Config]:
+    """The recipe's runs with the settings of the `key=value` words; a key given twice allows either value."""
+    allowed: dict[str, list[Any]] = {}
+    for word in only:
+        key = word.partition("=")[0]
+        value: Any = parse_words([word])
+        for part in key.split("."):
+            value = value[part]
+        allowed.setdefault(key, []).append(value)
+    for key, values in allowed.items():
+        for value in values:
+            recipe.runs(1, {key: value})  # a value that no run has is a mistake
+    runs = [run for run in recipe.runs(seeds) if all(_any_matches(run, key, values) for key, values in allowed.items())]
+    return runs or recipe.runs(seeds, {key: values[0] for key, values in allowed.items()})
+
+
+def _any_matches(config: Config, key: str, values: Sequence[Any]) -> bool:
+    return any(matches(config, {key: value}) for value in values)
+
+
+def plan(configs: Sequence[Config], folder: Path) -> list[Item]:
+    """One item a run, in the recipe's order; those already finished in `folder` say so."""
+    items: dict[str, Item] = {}
+    for config in configs:
+        path = folder / run_name(config)
+        if path.name not in items:
+            item = Item(config.resolved(), path, "finished" if is_finished(path) else "waiting")
+            item.look()
+            items[path.name] = item
+    return list(items.values())
+
+
+def write_manifest(folder: Path, recipe: str, items: Sequence[Item]) -> None:
+    """What the folder holds, for `elle report`; runs of earlier sweeps into it stay on the list by being there."""
+    write_json(folder / MANIFEST, {"recipe": recipe, "runs": [item.name for item in items]})
+
+
+def run_sweep(
+    items: Sequence[Item], executor: Executor, show: Callable[[Item | None], None], pause: float = 0.2
+) -> None:
+    """Make every waiting run; one that fails does not stop the others; `show` is told of each change, and of time."""
+    waiting = [item for item in items if item.state == "waiting"]
+    active = 0
+    try:
+        with _terminated_as_interrupted():
+            while waiting or active:
+                while waiting and active < executor.slots:
+                    executor.start(waiting.pop(0))
+                    active += 1
+                for item, reason in executor.ended():
+                    active -= 1
+                    _settle(item, reason)
+                    show(item)
+                for item in items:
+                    if item.state == "running":
+                        item.look()
+                show(None)
+                time.sleep(pause)
+    except BaseException:
+        executor.stop()
+        for item in items:
+            if item.state == "running":
+                item.state = "finished" if is_finished(item.path) else "stopped"
+        raise
+
+
+def _settle(item: Item, reason: str | None) -> None:
+    """Write down how a run ended."""
+    item.look()
+    if reason is None:
+        item.state = "finished"
+        (item.path / FAILURE).unlink(missing_ok=True)
+    else:
+        item.state, item.said = "failed", reason
+        write_json(item.path / FAILURE, {"reason": reason, "time": round(time.time(), 3)})
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does: a scheduler that takes the machine away loses nothing.
+
+    SIGINT too, which a shell has a process in the background ignore.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def counts(items: Sequence[Item]) -> Mapping[State, int]:
+    """How many runs are in each state, empty ones left out."""
+    states: list[State] = ["finished", "running", "waiting", "failed", "stopped"]
+    return {state: n for state in states if (n := sum(item.state == state for item in items))}

@@ -1,0 +1,103 @@
+"""A sweep as it is watched: one live table on a terminal, a line a change where there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from elle.config import format_radius
+from elle.experiments.sweep import Item, counts
+
+COLUMNS = ("run", "method", "eps", "seed", "epoch", "state", "")
+_ORDER = {"running": 0, "failed": 1, "stopped": 1, "waiting": 2, "finished": 3}
+_STYLES = {"running": "bold", "failed": "red", "stopped": "yellow", "finished": "green", "waiting": "dim"}
+
+
+class SweepView:
+    """Shows the runs; called with a run whose state has changed, or with None as time passes."""
+
+    def __init__(self, items: Sequence[Item], to_stderr: bool = False) -> None:
+        self.items = items
+        self.console = Console(stderr=to_stderr, highlight=False)
+        self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
+        self.started = self.drawn = time.monotonic()
+        self.epochs_before = sum(item.epochs_done for item in items)
+        self.told = {item.name: item.state for item in items}
+
+    def __enter__(self) -> SweepView:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.live.update(self._table(), refresh=True)
+            self.live.stop()
+
+    def __call__(self, changed: Item | None) -> None:
+        if not self.live:
+            for item in self.items:
+                if self.told[item.name] != item.state:
+                    self.told[item.name] = item.state
+                    self.console.print(self._line(item), markup=False, soft_wrap=True)
+        elif changed or time.monotonic() - self.drawn > 1:
+            self.drawn = time.monotonic()
+            self.live.update(self._table(), refresh=True)
+
+    def left(self) -> float | None:
+        """Seconds to the end at the pace so far, epochs of all runs counted alike; None before the first is done."""
+        done = sum(item.epochs_done for item in self.items) - self.epochs_before
+        ahead = sum((item.config.epochs or 1) - item.epochs_done for item in self.items
+                    if item.state in ("running", "waiting"))  # fmt: skip
+        return (time.monotonic() - self.started) * ahead / done if done > 0 else None
+
+    def _line(self, item: Item) -> str:
+        ended = sum(one.state in ("finished", "failed") for one in self.items)
+        said = f": {item.said}" if item.said else ""
+        return f"[{ended}/{len(self.items)}] {item.state:8} {item.name}{said}{self._eta()}"
+
+    def _eta(self) -> str:
+        left = self.left()
+        return "" if not left else f"  left {duration(left)}"
+
+    def _table(self) -> Group:
+        """The runs that fit on the screen, those that are being made first."""
+        room = max(5, self.console.height - 4)
+        items = sorted(self.items, key=lambda item: _ORDER[item.state])
+        table = Table(*COLUMNS, box=None, pad_edge=False)
+        for item in items[:room]:
+            table.add_row(*cells(item), style=_STYLES[item.state])
+        more = [Text(f"and {len(items) - room} more", style="dim")] if len(items) > room else []
+        summary = ", ".join(f"{count} {state}" for state, count in counts(self.items).items())
+        return Group(table, *more, Text(f"{summary}{self._eta()}", style="bold"))
+
+
+def cells(item: Item) -> list[Any]:
+    """A run's row of the table."""
+    config = item.config
+    epochs = f"{item.epochs_done:g}/{config.epochs}"
+    return [
+        item.name,
+        config.method,
+        format_radius(config.eps or 0),
+        str(config.seed),
+        epochs,
+        item.state,
+        Text(item.said),
+    ]
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min` or `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,61 @@
+"""One run of a sweep as a process of its own: started, watched by its files, stopped gently."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from elle.config import Config
+from elle.experiments.files import is_held, write_text
+
+LOG = "train.log"
+_PR_SET_PDEATHSIG = 1
+
+
+def start_training(config: Config, path: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """`elle train` into the run directory, from its newest checkpoint if it has one; what it prints goes to its log."""
+    file = path / "config.toml"
+    if not file.exists():
+        write_text(file, config.model_copy(update={"out": str(path)}).to_toml())
+    command = [sys.executable, "-m", "elle", "train", "--config", str(file), "--out", str(path), "--resume"]
+    with open(path / LOG, "ab") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,  # Ctrl-C reaches the sweep alone, which then stops its runs in order
+            preexec_fn=_stop_with_parent,
+        )
+
+
+def _stop_with_parent() -> None:
+    """If the sweep is killed outright, its runs save themselves and end rather than go on unseen (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def is_finished(path: Path) -> bool:
+    return (path / "result.json").exists()
+
+
+def is_running(path: Path) -> bool:
+    """Whether a process, ours or another, is training in the run directory."""
+    return is_held(path, ".lock")
+
+
+def outcome(path: Path, code: int) -> str | None:
+    """None for a run that has finished; otherwise why not, in the words its log ends with."""
+    if code == 0 and is_finished(path):
+        return None
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    lines = (path / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return last.removeprefix("elle: ") or f"ended with exit code {code} and said nothing"

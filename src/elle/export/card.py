@@ -1,0 +1,140 @@
+"""The model card of an exported network: Markdown, made of what the run directory holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from elle.config import Config, format_radius
+from elle.data.decoding import MARGIN
+from elle.data.registry import find_dataset
+from elle.engine.trained import Trained
+from elle.export.formats import Format
+from elle.version import __version__
+
+_NO_LICENCE = "not stated: say which with `--licence`, and mind that the licence of the images may bind the weights too"
+
+
+def model_card(
+    directory: Path,
+    form: Format,
+    file: str,
+    trained: Trained,
+    header: Mapping[str, Any],
+    compared: Mapping[str, Any],
+    licence: str | None,
+) -> str:
+    """What the network is, how it was trained, how robust it was measured to be, and how to load it."""
+    config = trained.config.resolved()
+    result = _read(directory / "result.json") or {}
+    parameters = sum(parameter.numel() for parameter in trained.model.parameters())
+    facts = {
+        "Task": f"classify images into {len(trained.classes)} classes: {_listed(trained.classes)}",
+        "Input": f"float32 [N, {', '.join(map(str, header['shape']))}], pixels in [0, 1]{_cut_out(config)}",
+        "Output": f"logits [N, {len(trained.classes)}]",
+        "Network": f"`{config.model}`, {parameters:,} parameters, normalisation {_normalisation(header)}",
+        "Data": f"`{config.data}`{_folder(config)}, images of {' x '.join(map(str, header['shape']))}",
+        "Method": _method(config),
+        "Trained": _training(config, result),
+        "Licence": licence or _NO_LICENCE,
+    }
+    lines = [f"# {config.model} on {config.data}, {config.method}, eps {format_radius(config.eps or 0)}", ""]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in facts.items()), ""]
+    lines += ["## Accuracy", "", *_accuracies(directory, config, result), ""]
+    lines += ["## Load", "", *_loading(form, file, trained.classes, header), ""]
+    same = f"the same class for {compared['same_class']} of {compared['images']}"
+    lines += [
+        f"The file was read back and compared with the trained network on {compared['images']} test images: "
+        f"logits differ by at most {compared['max_difference']:.1e} (the largest is {compared['largest_logit']:.2g}), "
+        f"{same}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _folder(config: Config) -> str:
+    """The name of the folder the files were in, which tells one set of own images from another."""
+    return f" ({Path(config.root).name})" if config.root and find_dataset(config.data).files else ""
+
+
+def _method(config: Config) -> str:
+    words = f"`{config.method}`, eps {format_radius(config.eps or 0)} in {config.norm}"
+    return words + (f", lambda {config.weight:g}" if config.weight is not None else "")
+
+
+def _training(config: Config, result: Mapping[str, Any]) -> str:
+    length = config.spelled("phases") if config.phases else f"{config.epochs} epochs of batch {config.batch}"
+    words = f"{length}, seed {config.seed}, elle {result.get('version', __version__)}"
+    collapse = result.get("collapse_epoch")
+    return words + (f"; **collapsed in epoch {collapse}**" if collapse is not None else "")
+
+
+def _cut_out(config: Config) -> str:
+    """How a photograph becomes an image of that shape."""
+    if not find_dataset(config.data).files:
+        return ", no other preprocessing"
+    size = config.image_size or 0
+    return (
+        f": the short side of a photograph resized to {round(MARGIN * size)} pixels, its middle {size} x {size} cut out"
+    )
+
+
+def _normalisation(header: Mapping[str, Any]) -> str:
+    return "as its first layer" if header.get("normalise") == "dataset" else "not used"
+
+
+def _accuracies(directory: Path, config: Config, result: Mapping[str, Any]) -> list[str]:
+    """Those at the end of training, and those of `elle evaluate` where they are of these very weights."""
+    rows = [(name, format_radius(config.eps or 0), one) for name, one in result.get("test", {}).items()]
+    evaluation = _read(directory / "evaluation.json") or {}
+    if evaluation.get("model", {}).get("sha256") == _digest(directory / "model.safetensors"):
+        rows += [(name, format_radius(evaluation["eps"]), one) for name, one in evaluation["attacks"].items()]
+    if not rows:
+        return ["Not measured."]
+    lines = ["| attack | eps | accuracy | 95 % interval | test images |", "|---|---|---|---|---|"]
+    for name, eps, one in dict.fromkeys((name, eps, json.dumps(_plain(one))) for name, eps, one in rows):
+        accuracy, low, high, total = json.loads(one)
+        radius = "" if name == "clean" else eps
+        lines.append(f"| {name} | {radius} | {accuracy:.2%} | {low:.2%} to {high:.2%} | {total:,} |")
+    return [*lines, "", "An accuracy under attack is an upper bound: a stronger attack may find more."]
+
+
+def _plain(one: Mapping[str, Any]) -> list[float]:
+    return [one["accuracy"], *one["interval"], one["total"]]
+
+
+def _loading(form: Format, file: str, classes: tuple[str, ...], header: Mapping[str, Any]) -> list[str]:
+    """Code as RobustBench's `load_model` is used: a path in, a network for images in [0, 1] out."""
+    channels, height, width = header["shape"]
+    code = (
+        f"{form.loader}\n\n"
+        f"model = load_model({file!r})\n"
+        f"classes = {list(classes)!r}\n"
+        f"logits = model(x)  # x: float32 [N, {channels}, {height}, {width}] in [0, 1]\n"
+        f"names = [classes[k] for k in logits.argmax(1).tolist()]"
+    )
+    return [f"`{file}` ({form.name}): {form.description}.", "", "```python", *code.splitlines(), "```"]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _listed(names: tuple[str, ...], most: int = 20) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # a card without accuracies says so
+    return found if isinstance(found, dict) else None

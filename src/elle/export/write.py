@@ -1,0 +1,85 @@
+"""A finished run as a file for other programs: written, read back, compared on test images, then put in place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elle.data.image_folder import spread_images
+from elle.data.registry import load_dataset
+from elle.data.resident import to_tensors
+from elle.engine.trained import load_network, load_run
+from elle.errors import InputError, WorkError, nearest
+from elle.export.card import model_card
+from elle.export.formats import FORMATS, Format, quiet
+from elle.files import write_atomically
+
+IMAGES = 32
+"""Test images on which the file's logits are compared with the network's."""
+TOLERANCE = 1e-4
+"""The difference allowed, relative to the largest logit: other kernels add in another order."""
+
+
+def export_run(
+    directory: Path, to: str, out: Path | None = None, *, root: str | None = None, licence: str | None = None
+) -> dict[str, Any]:
+    """Write the run's network to `out` in the format called `to`, with its model card beside it; what was compared."""
+    if to not in FORMATS:
+        raise InputError(f"--to {to!r} does not exist{nearest(to, FORMATS)}; use {', '.join(FORMATS)}")
+    form = FORMATS[to]
+    trained = load_run(directory)
+    path = out or directory / "exported" / f"model{form.suffix}"
+    card = path.with_name(f"{path.name}.md")
+    _check_place(path, card)
+    config = trained.config
+    test = load_dataset(config.data, root or config.root, image_size=config.image_size).test
+    x, _ = to_tensors(spread_images(test, IMAGES), "cpu")
+    _, header = load_network(directory / "model.safetensors")
+    temporary = path.with_name(f".{os.getpid()}.part{form.suffix}")  # some formats insist on their ending
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        compared = _written(form, trained.model, x, header, temporary)
+        text = model_card(directory, form, path.name, trained, header, compared, licence)
+        write_atomically(card, text.encode())
+        os.replace(temporary, path)
+    except OSError as problem:
+        raise WorkError(f"could not write {path}: {problem.strerror}; what was there before is untouched") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return {"file": str(path), "card": str(card), "format": to, "bytes": path.stat().st_size} | compared
+
+
+def _check_place(path: Path, card: Path) -> None:
+    """Only what was exported before is replaced: a run's own network, or a file of the user, is not."""
+    if path.is_dir():
+        raise InputError(f"--out {path} is a folder; name a file in it")
+    if path.exists() and not card.exists():
+        raise InputError(f"{path} exists and was not written by `elle export`; choose another --out, or remove it")
+
+
+def _written(form: Format, model: nn.Module, x: Tensor, header: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Write, read back, compare; WorkError where the file does not compute what the network does."""
+    try:
+        with quiet(), torch.no_grad():
+            # Two: an exporter takes the size of a batch of one for a constant.
+            form.write(model, torch.cat([x, x])[:2], header, path)
+            network = form.read(path)
+            found = torch.cat([network(x[:1]), network(x[1:])]) if len(x) > 1 else network(x)
+            expected = model(x)
+    except (InputError, WorkError, OSError):
+        raise
+    except Exception as problem:  # an exporter may fail in any way at all on a network it cannot express
+        reason = next(iter(str(problem).strip().splitlines()), "") or type(problem).__name__
+        raise WorkError(f"this network cannot be written as {form.name}: {reason[:200]}; try another format") from None
+    difference, largest = float((found - expected).abs().max()), float(expected.abs().max())
+    if not difference <= TOLERANCE * max(1.0, largest):
+        raise WorkError(
+            f"the {form.name} file gives other logits than the network: they differ by {difference:.2g} "
+            f"where the largest is {largest:.2g}; nothing was written; try another format"
+        )
+    same = int((found.argmax(1) == expected.argmax(1)).sum())
+    return {"images": len(x), "max_difference": difference, "largest_logit": largest, "same_class": same}

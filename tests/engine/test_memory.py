@@ -1,0 +1,169 @@
+"""memory=low: the plain gradients and statistics, in little more memory than an FGSM step takes."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from elle.data.resident import Resident
+from elle.data.sources import Split
+from elle.engine.footprint import PeakBytes
+from elle.engine.recomputing import blocks_to_recompute
+from elle.engine.step import Step
+from elle.errors import InputError
+from elle.methods import METHODS, configured
+from elle.models.residual import PreActResNet, ResNet
+from tests.engine.test_step import parameters
+
+SHAPE = (3, 32, 32)
+
+
+def narrow(width=8):
+    """PreActResNet18 with an eighth of its channels."""
+    widths = [width * factor for factor in (1, 2, 4, 8)]
+    return PreActResNet(SHAPE, 10, nn.ReLU, blocks=(2, 2, 2, 2), stem_width=width, widths=widths)
+
+
+def make_step(method, memory="auto", *, precision="fp32", network=narrow, batch=4, size=8):
+    torch.manual_seed(0)
+    stream = np.random.default_rng(0)
+    data = Split(stream.integers(0, 256, (batch, 3, size, size), dtype=np.uint8), stream.integers(0, 10, batch))
+    step = Step(
+        network().train(),
+        configured(method, weight=20.0),
+        Resident(data, "cpu"),
+        eps=8 / 255,
+        momentum=0.0,
+        weight_decay=0.0,
+        precision=precision,
+        steps_per_epoch=4,
+        total_steps=4,
+        memory=memory,
+    )
+    step.lr.fill_(1.0)
+    return step
+
+
+def after_one_step(step):
+    before = parameters(step)
+    torch.manual_seed(1)
+    step(torch.arange(len(step.data)))
+    update = torch.cat([(new - old).flatten() for new, old in zip(parameters(step), before, strict=True)])
+    return update, dict(step.model.named_buffers())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_update_and_the_running_statistics_are_the_plain_step_s(precision):
+    plain, low, fgsm = (
+        make_step(method, memory, precision=precision)
+        for method, memory in (("elle", "auto"), ("elle", "low"), ("fgsm", "auto"))
+    )
+    (expected, statistics), (found, still) = after_one_step(plain), after_one_step(low)
+    own_part = (expected - after_one_step(fgsm)[0]).norm()
+    assert own_part > 0.1 * expected.norm()
+    assert (found - expected).norm() < {"fp32": 1e-5, "fp16": 1e-2}[precision] * own_part
+    torch.testing.assert_close(still, statistics, rtol=0, atol=0)
+    torch.testing.assert_close(low.records, plain.records, rtol=0, atol=0, equal_nan=True)
+
+
+def peak_activations(step):
+    with PeakBytes(*step.model.parameters(), *step.model.buffers()) as footprint:
+        step(torch.arange(len(step.data)))
+    return footprint.peak
+
+
+def test_it_takes_at_most_1_3_times_the_memory_of_fgsm():
+    # As many images as make activations outweigh weights, as they do in training.
+    fgsm, plain, low = (
+        peak_activations(make_step(method, memory, network=lambda: narrow(16), batch=24, size=32))
+        for method, memory in (("fgsm", "auto"), ("elle", "auto"), ("elle", "low"))
+    )
+    assert low < 1.3 * fgsm
+    assert plain > 3 * fgsm
+
+
+class CountedConvolutions(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.images = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.convolution.default:
+            self.images += len(args[0])
+        return function(*args, **(kwargs or {}))
+
+
+def test_it_computes_the_penalty_s_forward_twice_and_no_more():
+    counts = []
+    for memory in ("auto", "low"):
+        step = make_step("elle", memory)
+        with CountedConvolutions() as counted:
+            after_one_step(step)
+        counts.append(counted.images)
+    assert counts[0] == 20 * (2 + 3) * 4  # convolutions x points x images
+    # The last layer of a block is not needed to compute the block's inner values.
+    assert counts[0] < counts[1] <= 20 * (2 + 3 + 3) * 4
+
+
+def test_peak_bytes_are_those_alive_at_one_time():
+    x = torch.zeros(1000)
+    with PeakBytes(x) as footprint:
+        y = x + 1
+        z = y * 2
+        del y
+        z = z.view(10, 100) + 1
+        x.add_(1)
+    assert footprint.peak == 8000
+
+
+def test_the_network_is_left_as_it_was():
+    step = make_step("elle", "low")
+    after_one_step(step)
+    assert all("forward" not in vars(module) for module in step.model.modules())
+    layers = [module for module in step.model.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert all((layer.momentum, int(layer.num_batches_tracked)) == (0.1, 3) for layer in layers)
+
+
+def post_activation():
+    return ResNet(SHAPE, 10, nn.ReLU, blocks=(1, 2, 1, 1))
+
+
+@pytest.mark.parametrize(("network", "count"), [(narrow, 8), (post_activation, 5)])
+def test_the_blocks_are_the_residual_blocks_also_behind_a_first_layer(network, count):
+    model = network()
+    for one in (model, nn.Sequential(nn.Identity(), model)):
+        assert len(blocks_to_recompute(one, METHODS["elle"])) == count
+
+
+def with_dropout():
+    return nn.Sequential(narrow(), nn.Dropout(0.1))
+
+
+def without_blocks():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "message"),
+    [
+        (with_dropout, {}, "draws anew each time"),
+        (without_blocks, {}, "has no blocks"),
+        (narrow, {"regulariser": {"form": "2p"}}, "not for method.regulariser.form=2p"),
+    ],
+)
+def test_where_it_would_be_wrong_or_useless_it_is_refused(network, options, message):
+    with pytest.raises(InputError, match=message):
+        blocks_to_recompute(network(), configured("elle", options=options))
+
+
+def test_a_method_without_the_penalty_is_not_changed_by_it():
+    (expected, _), (found, _) = (after_one_step(make_step("fgsm", memory)) for memory in ("auto", "low"))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_tensor_that_takes_the_place_of_one_made_before_is_counted():
+    footprint = PeakBytes(*(torch.empty(1000) for _ in range(50)))
+    with footprint:
+        kept = [torch.empty(1000) for _ in range(50)]
+    assert footprint.peak == len(kept) * 4000

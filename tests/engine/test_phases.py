@@ -1,0 +1,163 @@
+"""A run in phases: image size and batch change, everything else goes on; stopped anywhere, it resumes bitwise."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from elle.config import load_config
+from elle.core.controller import OnOff
+from elle.data.streaming import Streaming
+from elle.engine import checkpoint
+from elle.engine.guard import Guard
+from elle.engine.loop import Run, train
+from elle.engine.step import Step
+from elle.errors import InputError, WorkError
+from elle.methods import METHODS, configured
+
+from ..data.photographs import write_folder
+from .test_resume import assert_same_run, signal_after_step
+
+STEPS = (5, 5, 7, 7, 11)
+"""Of each epoch: batches of 4, 3 and 2 of the 22 images that 2 for validation leave."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("set"))
+
+
+def words(root, out, *more):
+    return [
+        *("data=folder", f"root={root}", "model=tests.networks:any_size_net", "method=n-fgsm+elle-a"),
+        *("phases=2:8:4,2:16:3,1:24:2", "lr=0.02", "weight=100", "method.weight.ramp=6", "method.weight.history=5"),
+        *("method.regulariser.power=smooth-l1", "decay_norm=false", "workers=1", "track=clean", "final=clean"),
+        *("device=cpu", f"out={out}", *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(root, tmp_path_factory):
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    seen, batch = [], Streaming.batch
+
+    def noted(data, index):
+        x, y = batch(data, index)
+        seen.append(tuple(x.shape))
+        return x, y
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Streaming, "batch", noted)
+        train(load_config(words(root, out, "final=clean,pgd-50-10")))
+    return out, seen
+
+
+def test_each_phase_trains_on_its_own_size_and_batch(uninterrupted):
+    run, seen = uninterrupted
+    assert seen == [(4, 3, 8, 8)] * 10 + [(3, 3, 16, 16)] * 14 + [(2, 3, 24, 24)] * 11
+    result = json.loads((run / "result.json").read_text())
+    assert result["steps"] == sum(STEPS)
+    assert [result["config"][key] for key in ("epochs", "batch", "image_size")] == [5, 4, 24]
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [sum(STEPS[: k + 1]) for k in range(5)]
+    assert result["test"]["pgd-50-10"]["total"] == 8
+    assert load_config([], run / "config.toml").phases == ((2, 8, 4), (2, 16, 3), (1, 24, 2))
+
+
+@pytest.mark.parametrize("step", [3, 10, 13, 30], ids=["first", "between", "second", "third"])
+def test_a_run_stopped_in_any_phase_resumes_to_the_same_weights(root, uninterrupted, tmp_path, step):
+    config = load_config(words(root, tmp_path / "run"))
+    with pytest.raises(WorkError, match=f"stopped by SIGTERM at step {step} of {sum(STEPS)}"):
+        train(config, watcher=signal_after_step(step, signal.SIGTERM))
+    train(config, resume=True)
+    assert_same_run(tmp_path / "run", uninterrupted[0])
+
+
+def test_the_ramp_starts_anew_with_each_phase(uninterrupted):
+    tensors, _ = checkpoint.load_checkpoint(checkpoint.checkpoints(uninterrupted[0])[-1])
+    assert float(tensors["rule.since"]) == STEPS[-1]
+
+
+def test_a_step_is_made_anew_where_a_phase_begins_and_nowhere_else(root, tmp_path, monkeypatch):
+    made = []
+    runnable = Run._runnable
+    monkeypatch.setattr(Run, "_runnable", lambda run: made.append(run.batch) or runnable(run))
+    monkeypatch.setattr(OnOff, "begin_phase", lambda rule, state: made.append("ramp"))
+    train(load_config(words(root, tmp_path / "run", "eval_every=0", "max_steps=26")))
+    assert made == [4, "ramp", 3, "ramp", 2, "ramp"]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("epochs=3", "phases=2:8:4,2:16:3,1:24:2 means epochs=5; leave epochs out"),
+        ("batch=8", "means batch=4; leave batch out"),
+        ("loading=resident", "leave loading=resident out"),
+        ("method=free", "free keeps its batch for several steps"),
+        ("model=small-cnn", r"model=small-cnn does not take images of shape \(3, (8|16), (8|16)\)"),
+        ("phases=6:128", "EPOCHS:IMAGE_SIZE:BATCH"),
+    ],
+)
+def test_what_cannot_be_trained_in_phases_is_refused_before_it_starts(root, tmp_path, word, message):
+    plain = [one for one in words(root, tmp_path / "run") if not one.startswith("method.")]
+    with pytest.raises(InputError, match=message):
+        train(load_config([*plain, word]))
+    assert not (tmp_path / "run").exists()
+
+
+def test_phases_need_image_files(tmp_path):
+    with pytest.raises(InputError, match="phases read image files anew"):
+        train(load_config(["data=digits", "phases=1:8:64", f"out={tmp_path / 'run'}"]))
+
+
+@pytest.mark.parametrize("decay_norm", [True, False])
+def test_decay_spares_batchnorm_and_biases_if_asked(decay_norm):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2))
+    settings = {"eps": 0.1, "momentum": 0.9, "precision": "fp32", "steps_per_epoch": 1, "total_steps": 1}
+    step = Step(model, METHODS["fgsm"], None, weight_decay=0.1, decay_norm=decay_norm, **settings)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
+            parameter.grad = torch.ones_like(parameter)
+    step.lr.fill_(0.5)
+    step.optimizer.step()
+    decayed, spared = 1 - 0.5 * (1 + 0.1), 1 - 0.5
+    weight, *others = (float(parameter.detach().mean()) for parameter in model.parameters())
+    assert weight == pytest.approx(decayed)
+    assert others == pytest.approx([decayed if decay_norm else spared] * 3)
+
+
+def test_a_run_that_goes_back_into_an_earlier_phase_goes_on_as_it_did_before(root, tmp_path, monkeypatch):
+    plain = [word for word in words(root, tmp_path / "plain", "method=fgsm") if not word.startswith("method.")]
+    train(load_config(plain))
+    rolled = []
+
+    def look(guard, position, seconds):
+        if guard.run.done == 8 and not rolled:
+            guard.tensors = {name: value.detach().clone() for name, value in guard.run.step.state().items()}
+            guard.step = 8
+        if guard.run.done == 13 and not rolled:
+            rolled.append(guard.run.batch)
+            guard._roll_back(guard.tensors, seconds, guard.run.step.method)
+            return True
+        return False
+
+    monkeypatch.setattr(Guard, "due", lambda guard: True)
+    monkeypatch.setattr(Guard, "look", look)
+    train(load_config([*plain, f"out={tmp_path / 'rolled'}"]))
+    assert rolled == [3]
+    assert_same_run(tmp_path / "rolled", tmp_path / "plain")
+
+
+def test_the_documented_command_is_the_paper_s_imagenet_run():
+    page = (Path(__file__).parent.parent.parent / "docs" / "streaming.md").read_text()
+    (line,) = [line for line in page.splitlines() if "phases=" in line and line.startswith("elle train")]
+    config = load_config([word for word in line.split() if "=" in word]).resolved()
+    assert config.phases == ((6, 128, 512), (6, 224, 224), (3, 288, 128))
+    assert (config.epochs, config.image_size, config.clip, config.decay_norm) == (15, 288, True, False)
+    assert (config.model, config.weight_decay, config.final) == ("resnet50", 1e-4, "clean,pgd-50-10")
+    options = {"weight": {"history": 500, "ramp": 2500}, "regulariser": {"power": "smooth-l1"}}
+    method = configured("n-fgsm+elle-a", weight=config.weight, clip=True, data="imagenet", options=options)
+    assert (method.weight.history, method.weight.ramp, method.regulariser.power) == (500, 2500, "smooth-l1")

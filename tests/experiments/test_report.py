@@ -1,0 +1,248 @@
+"""The report of runs made by hand: its numbers, its marks, its formats; the same runs give the same files."""
+
+import csv
+import json
+import math
+
+import pytest
+
+from elle.errors import InputError
+from elle.experiments.bars import Bar, Bars, draw_bars
+from elle.experiments.chart import Chart, Series, draw
+from elle.experiments.collected import gather, measured, telling_keys
+from elle.experiments.comparison import compare
+from elle.experiments.layout import lay_out
+from elle.experiments.report import write_report
+from elle.experiments.report_figures import report_figures
+from elle.experiments.report_tables import comparison_table, markdown, result_tables
+from elle.experiments.rundir import open_run
+
+from .runs import run_directory
+
+RECIPE = """
+title = "Accuracy at two radii"
+seeds = 3
+[base]
+data = "digits"
+model = "small-cnn"
+epochs = 6
+track = "clean,pgd-10"
+[grid]
+method = ["fgsm", "n-fgsm", "elle-a", "pgd-10"]
+eps = ["8/255", "16/255"]
+[[expected]]
+metric = "autoattack"
+rows = "method"
+columns = "eps"
+table = '''
+       | 8/255         | 16/255
+fgsm   | 40.0 +- 0.30  | 0.01 +- 0.01 collapsed
+n-fgsm | 44.0 +- 0.30  | 20.0 +- 0.20
+elle-a | 45.0          | 18.0
+'''
+[figure]
+metric = ["autoattack", "clean"]
+rows = "method"
+columns = "eps"
+"""
+ACCURACIES = {  # of AutoAttack at each radius, seed by seed
+    "fgsm": ([40.1, 40.3, 40.5], [0.0, 0.0, 0.0]),
+    "n-fgsm": ([44.9, 45.0, 45.1], [20.0, 20.2, 20.4]),
+    "elle-a": ([44.8, 44.9, 45.0], [21.0]),
+    "pgd-10": ([46.0, 46.5, 47.0], [24.0, 24.5, 25.0]),
+}
+
+
+def write_result(run, autoattack, clean=80.0, seconds=100.0):
+    test = {
+        "clean": {"accuracy": clean / 100, "total": 500},
+        "autoattack": {"accuracy": autoattack / 100, "total": 500},
+    }
+    result = {"collapse_epoch": None, "steps": 60, "test": test, "device": "cpu"}
+    (run / "result.json").write_text(json.dumps(result | {"train_seconds": seconds, "seconds_per_epoch": 1.0}))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "radii.toml").write_text(RECIPE)
+    for method, by_eps in ACCURACIES.items():
+        for eps, values in zip(("8/255", "16/255"), by_eps, strict=True):
+            for seed, value in enumerate(values):
+                fall = 4 if method == "fgsm" and eps == "16/255" else None
+                words = (f"method={method}", f"eps={eps}", f"seed={seed}", "model=small-cnn")
+                run = run_directory(tmp_path / "runs" / f"{method}-{eps[:2].strip('/')}-{seed}", *words, fall=fall)
+                write_result(run, value)
+    return tmp_path
+
+
+@pytest.fixture
+def collected(folder):
+    return gather([str(folder / "radii.toml"), str(folder / "runs")])
+
+
+def test_tables_hold_mean_and_std_and_mark_the_best(collected):
+    table = result_tables(collected, lay_out(collected))[0]
+    assert table.caption == "AutoAttack, %"
+    assert table.columns == ("method \\ eps", "8/255", "16/255")
+    assert table.rows[0] == ["fgsm", "40.30 ± 0.20", "0.00 ± 0.00"]
+    assert table.rows[2] == ["elle-a", "44.90 ± 0.10", "21.00"]
+    assert table.marks == {
+        **{(1, 1): "best", (2, 1): "second", (2, 2): "best", (1, 2): "second"},
+        (0, 2): "collapsed",  # and PGD-10, the reference, is not marked
+    }
+
+
+def test_differences_are_judged_by_two_joint_standard_errors(collected):
+    found = {(one.setting.config.method, one.setting.label("eps")): one for one in compare(collected)}
+    n_fgsm = found["n-fgsm", "8/255"]
+    assert n_fgsm.difference == pytest.approx(1.0)
+    assert n_fgsm.joint_error == pytest.approx(math.sqrt(0.1**2 / 3 + 0.3**2 / 3))
+    assert n_fgsm.verdict == "outside"
+    assert found["fgsm", "8/255"].verdict == "inside"
+    assert found["fgsm", "16/255"].verdict == "both collapsed"
+    elle_a = found["elle-a", "8/255"]  # the paper has no std there: ours stands for it
+    assert elle_a.joint_error == pytest.approx(math.sqrt(2 * 0.1**2 / 3))
+    assert found["elle-a", "16/255"].verdict == "no std"
+
+
+def test_the_report_has_every_format_and_is_the_same_twice(folder, elle):
+    out = folder / "report"
+    first = elle("report", folder / "radii.toml", folder / "runs", "--out", out)
+    assert first.code == 0, first.err
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert elle("report", folder / "radii.toml", folder / "runs", "--out", out).code == 0
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    names = {path.name for path in before}
+    assert {"report.html", "report.md", "results.csv", "runs.csv", "01-autoattack-over-eps.svg"} <= names
+    page = (out / "report.html").read_text()
+    assert "<b>45.00 ± 0.10</b>" in page
+    assert "<u>44.90 ± 0.10</u>" in page
+    assert '<td class="number collapsed" title="collapsed">0.00 ± 0.00†</td>' in page
+    assert 'class="band c0"' in page
+    assert "3 of 4 numbers are inside" in page
+    assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "")
+    text = (out / "report.md").read_text()
+    assert "| n-fgsm | **45.00 ± 0.10** | <u>20.20 ± 0.20</u> |" in text
+    with open(out / "results.csv", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == "autoattack"]
+    assert len(rows) == 8
+    assert rows[2]["method"] == "n-fgsm"
+    assert (rows[2]["mean"], rows[2]["seeds"], rows[2]["paper"], rows[2]["verdict"]) == ("45", "3", "44", "outside")
+
+
+def test_png_and_pdf_where_the_extra_is_installed(folder, collected):
+    pytest.importorskip("cairosvg")
+    written = write_report(collected, folder / "report")
+    pngs = [path for path in written if path.suffix == ".png"]
+    pdfs = [path for path in written if path.suffix == ".pdf"]
+    assert len(pngs) == len(pdfs) == sum(path.suffix == ".svg" for path in written)
+    assert pngs[0].read_bytes().startswith(b"\x89PNG")
+    assert pdfs[0].read_bytes().startswith(b"%PDF")
+
+
+def test_an_evaluation_at_the_run_s_own_radius_counts(folder):
+    run = folder / "runs" / "elle-a-8-0"
+    entry = {"accuracy": 0.5, "total": 500}
+    record = {"eps": 8 / 255, "norm": "linf", "attacks": {"autoattack": entry, "pgd-50-10": entry}}
+    (run / "evaluation.json").write_text(json.dumps(record))
+    assert measured(open_run(run))["autoattack"] == 50
+    assert measured(open_run(run))["pgd-50-10"] == 50
+    (run / "evaluation.json").write_text(json.dumps(record | {"eps": 4 / 255}))
+    assert measured(open_run(run))["autoattack"] == 44.8
+    few = {"autoattack": {"accuracy": 0.1, "total": 50}}  # fewer images than the run itself used
+    (run / "evaluation.json").write_text(json.dumps(record | {"attacks": few}))
+    assert measured(open_run(run))["autoattack"] == 44.8
+    (run / "evaluation.json").write_text("{")
+    with pytest.raises(InputError, match="damaged"):
+        measured(open_run(run))
+
+
+def test_unfinished_and_failed_runs_are_listed(folder):
+    run = run_directory(
+        folder / "runs" / "late", "method=fgsm", "eps=8/255", "seed=9", "model=small-cnn", finished=False
+    )
+    (run / "failure.json").write_text(json.dumps({"reason": "the disk is full"}))
+    write_report(gather([str(folder / "radii.toml"), str(folder / "runs")]), folder / "report")
+    text = (folder / "report" / "report.md").read_text()
+    assert "| late | the disk is full |" in text
+    assert "1 more have no result" in text
+
+
+def test_runs_of_another_recipe_are_left_out(folder):
+    run = run_directory(folder / "runs" / "other", "method=fgsm", "eps=8/255", "lr=0.5", "model=small-cnn")
+    write_result(run, 99.0)
+    both = [str(folder / "radii.toml"), str(folder / "runs")]
+    assert "other" not in {one.name for one in gather(both).runs}
+    alone = gather([str(folder / "runs")])
+    assert "other" in {one.name for one in alone.runs}
+    assert telling_keys(alone.settings) == ["method", "eps", "lr"]
+    assert "| fgsm, lr=0.5 |" in markdown(result_tables(alone, lay_out(alone))[0])
+
+
+def with_figure(folder, figure):
+    (folder / "radii.toml").write_text(RECIPE.partition("[figure]")[0] + "[figure]\n" + figure)
+    return gather([str(folder / "radii.toml"), str(folder / "runs")])
+
+
+def test_a_recipe_says_what_is_drawn(folder):
+    lines = with_figure(folder, 'kind = "lines"\nmetric = ["autoattack"]\nx = "eps"\nline = "method"')
+    titles = [figure.title for figure in report_figures(lines, lay_out(lines))]
+    assert titles[0] == "AutoAttack over eps"
+    assert titles[-1] == "Training time"
+    curves = with_figure(folder, 'kind = "curves"\nmetric = ["clean", "pgd-10"]\nline = "method"')
+    drawn = {figure.title: figure for figure in report_figures(curves, lay_out(curves))}
+    fallen = drawn["PGD-10 while training, eps 16/255"].series[0]
+    assert fallen.name == "fgsm"
+    assert [fallen.y[0], fallen.y[-1]] == pytest.approx([0.4, 0.01])
+    assert "Clean while training, eps 8/255" in drawn
+    for run in curves.runs:
+        (run.path / "steps.jsonl").write_text(
+            json.dumps({"epoch": 1, "step": 1, "error": [1e-5], "weight": [4.0], "threshold": [2e-5]}) + "\n"
+        )
+    steps = with_figure(folder, 'kind = "steps"\nmetric = ["weight"]\npanel = ["method", "eps"]')
+    assert any(
+        figure.title.startswith("Weight of the penalty, elle-a") for figure in report_figures(steps, lay_out(steps))
+    )
+
+
+def test_accuracy_on_held_out_images_is_a_number_of_its_own(tmp_path):
+    run = run_directory(tmp_path / "a", "method=fgsm", "validation=97")
+    write_result(run, 50.0)
+    numbers = measured(open_run(run))
+    assert numbers["validation pgd-10"] == 40
+    assert numbers["seconds per step"] == pytest.approx(100 / 60)
+    assert "validation pgd-10" not in gather([str(run)]).metrics
+
+
+def test_mistakes_are_told_in_a_line(tmp_path, folder):
+    with pytest.raises(InputError, match="no recipe 'table-99'"):
+        gather(["table-99"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="holds no run"):
+        gather([str(tmp_path / "empty")])
+    lonely = run_directory(tmp_path / "lonely" / "a", "method=fgsm", finished=False)
+    with pytest.raises(InputError, match="none of the 1 runs in .* has finished"):
+        gather([str(lonely)])
+    with pytest.raises(InputError, match="belongs to recipe radii"):
+        gather([str(folder / "radii.toml"), str(tmp_path / "lonely")])
+
+
+def test_the_verdicts_stand_beside_both_numbers(collected):
+    table = comparison_table(compare(collected), lay_out(collected))
+    assert list(table.rows[1]) == [
+        *("fgsm, eps 16/255", "0.00 ± 0.00", "0.01 ± 0.01", "-0.01", "both collapsed", "0.01", "3"),
+    ]
+    assert table.marks[1, 1] == table.marks[1, 2] == "collapsed"
+
+
+def test_a_band_needs_as_many_spreads_as_points():
+    chart = Chart("t", "x", "y", [Series("a", [1, 2, 3], [0.1, 0.2, 0.3], [0.01, None, 0.02])])
+    assert draw(chart).count("<polygon") == 1
+    with pytest.raises(ValueError, match="spreads"):
+        Series("a", [1, 2], [1, 2], [1])
+
+
+def test_bars_are_as_long_as_their_values():
+    drawn = draw_bars(Bars("t", "seconds", [Bar("a", 10.0), Bar("b", 20.0, 1.0)]))
+    widths = [float(part.split('"')[0]) for part in drawn.split(' width="')[1:]]
+    assert widths[1] == pytest.approx(2 * widths[0], rel=0.01)

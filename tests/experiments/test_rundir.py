@@ -1,0 +1,27 @@
+"""Steps and epochs of a run, also of one whose epochs differ in length."""
+
+import pytest
+
+from elle.experiments.rundir import open_run
+
+from .runs import STEPS, run_directory, write_lines
+
+
+def test_a_step_s_epoch_is_its_share_of_the_epochs(tmp_path):
+    run = open_run(run_directory(tmp_path / "run", epochs=4))
+    assert [run.epoch_of(step) for step in (0, 5, STEPS, 37, 60)] == [0, 0.5, 1, 3.7, 6]
+
+
+def test_the_epochs_of_a_run_in_phases_have_their_own_lengths(tmp_path):
+    path = run_directory(tmp_path / "run", epochs=3)
+    write_lines(path / "metrics.jsonl", [{"epoch": k + 1, "step": step} for k, step in enumerate((4, 8, 28))])
+    run = open_run(path)
+    assert [run.epoch_of(step) for step in (2, 4, 7, 8, 18, 28)] == pytest.approx([0.5, 1, 1.75, 2, 2.5, 3])
+    run.events, run.result = [], {"collapse_epoch": 3}
+    assert run.collapse_step() == 28
+
+
+def test_before_the_first_epoch_is_recorded_steps_are_all_there_is(tmp_path):
+    path = run_directory(tmp_path / "run", epochs=1)
+    write_lines(path / "metrics.jsonl", [])
+    assert open_run(path).epoch_of(7) == 7

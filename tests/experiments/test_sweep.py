@@ -1,0 +1,240 @@
+"""A sweep as a user runs it: killed in the middle and continued, with a run that fails; and the report of its runs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from elle.config import load_config
+from elle.errors import InputError
+from elle.experiments.files import FolderLock, is_held
+from elle.experiments.local import LocalExecutor
+from elle.experiments.parcel import pack, unpack
+from elle.experiments.recipe import load_recipe
+from elle.experiments.rundir import open_run
+from elle.experiments.sweep import Item, chosen_runs, plan, run_name, run_sweep
+from elle.experiments.sweep_view import SweepView, duration
+from elle.experiments.training import is_running, outcome
+
+from .recipes import tiny_recipe
+
+FAILING = """
+[[runs]]
+[[runs]]
+method = "fgsm"
+eps = "0.1"
+model = "no-such-network"
+"""
+
+
+def start(recipe: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "elle", "sweep", recipe.name, "--jobs", "2", *words]
+    return subprocess.Popen(command, cwd=recipe.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition, process):
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep that was killed outright while it trained, and what the same command did then."""
+    recipe = tiny_recipe(tmp_path_factory.mktemp("sweep"), epochs=4, more=FAILING)
+    folder = recipe.parent / "runs" / "tiny"
+    first = start(recipe)
+    wait_for(lambda: list(folder.glob("*/checkpoints/step-*")), first)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    before = {path.parent.parent.name for path in folder.glob("*/checkpoints/step-*")}
+    finished = {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
+    second = start(recipe)
+    out, err = second.communicate()
+    return folder, before, finished, (second.returncode, out, err)
+
+
+def test_a_killed_sweep_continues_and_repeats_nothing(swept):
+    folder, before, finished, _ = swept
+    results = list(folder.glob("*/result.json"))
+    assert len(results) == 4
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    resumed = 0
+    for path in results:
+        run = open_run(path.parent)
+        assert [record["epoch"] for record in run.records] == list(range(1, 5))
+        resumed += any(event["event"] == "resume" for event in run.events)
+        assert not is_running(path.parent)
+    assert before
+    assert resumed >= len(before - {path.parent.name for path in finished})
+
+
+def test_a_failing_run_is_recorded_and_stops_no_other(swept):
+    folder, _, _, (code, out, err) = swept
+    assert code == 1
+    assert err.startswith("elle: 1 of 5 runs failed, first digits-fgsm-eps0.1-seed0-")
+    assert err.count("\n") == 1
+    failure = json.loads(next(folder.glob("*/failure.json")).read_text())
+    assert "no-such-network" in failure["reason"]
+    assert f"failed   {next(folder.glob('*/failure.json')).parent.name}: {failure['reason']}" in out
+    assert out.count("finished") == 4 - len(swept[2])
+
+
+def test_the_same_command_then_tries_only_what_failed(swept, elle, monkeypatch):
+    folder = swept[0]
+    monkeypatch.chdir(folder.parent.parent)
+    states = [row["state"] for row in json.loads(elle("sweep", "tiny.toml", "--dry-run", "--json").out)]
+    assert states == ["finished"] * 4 + ["waiting"]
+    outcome = elle("sweep", "tiny.toml", "--only", "method=elle-a")  # all finished: nothing is started
+    assert outcome.code == 0, outcome.err
+    assert outcome.out == "2 runs in runs/tiny are finished: elle report tiny.toml\n"
+
+
+def test_only_chooses_runs_and_a_dry_run_starts_none(tmp_path, elle, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_recipe(tmp_path)
+    outcome = elle("sweep", "tiny.toml", "--dry-run", "--seeds", "2", "--only", "eps=0.1", "method=fgsm")
+    assert outcome.code == 0
+    assert "2 runs in runs/tiny: 2 waiting; nothing was started" in outcome.out
+    assert not (tmp_path / "runs").exists()
+    rows = json.loads(elle("sweep", "tiny.toml", "--dry-run", "--only", "eps=0.1", "--json").out)
+    assert [row["state"] for row in rows] == ["waiting", "waiting"]
+    assert elle("sweep", "tiny.toml", "--only", "eps=0.5").code == 2
+    assert elle("sweep", "tiny.toml", "--only", "method=eps").code == 2
+    assert elle("sweep", "tiny.toml", "--gpus", "a").code == 2
+    assert elle("sweep", "tiny.toml", "--on", "moon").code == 2
+
+
+def test_a_key_given_twice_allows_either(tmp_path):
+    recipe = load_recipe(tiny_recipe(tmp_path))
+    assert len(chosen_runs(recipe, 1, ["eps=0.1", "eps=0.3", "method=fgsm"])) == 2
+    with pytest.raises(InputError, match=r"eps=0\.5"):
+        chosen_runs(recipe, 1, ["eps=0.1", "eps=0.5"])
+
+
+def test_the_name_of_a_run_tells_its_settings_and_its_identity(tmp_path):
+    config = load_config(["data=digits", "method=fgsm", "eps=8/255"])
+    other = load_config(["data=digits", "method=fgsm", "eps=8/255", "lr=0.3"])
+    assert run_name(config).startswith("digits-fgsm-eps8-255-seed0-")
+    assert run_name(config) != run_name(other)
+    assert run_name(config) == run_name(load_config(["data=digits", "method=fgsm", "eps=8/255", "device=cpu"]))
+    assert len(plan([config, config, other], tmp_path)) == 2
+
+
+def test_one_sweep_a_folder(tmp_path, elle, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_recipe(tmp_path)
+    with FolderLock(tmp_path / "runs" / "tiny", ".sweep.lock"):
+        assert is_held(tmp_path / "runs" / "tiny", ".sweep.lock")
+        outcome = elle("sweep", "tiny.toml")
+    assert outcome.code == 2
+    assert f"in use by another process (pid {os.getpid()})" in outcome.err
+    assert not is_held(tmp_path / "runs" / "tiny", ".sweep.lock")
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path, elle, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.chdir(tmp_path)
+    tiny_recipe(tmp_path)
+    outcome = elle("sweep", "tiny.toml", "--on", "ray", "--address", "127.0.0.1:1")
+    assert outcome.code == 2
+    assert outcome.err.startswith("elle: no Ray cluster at 127.0.0.1:1 (")
+
+
+class Fake:
+    """An executor whose runs end at once, or never."""
+
+    slots = 1
+
+    def __init__(self, reasons):
+        self.reasons, self.started, self.stopped = reasons, [], False
+
+    def start(self, item):
+        item.path.mkdir(parents=True)
+        item.state = "running"
+        self.started.append(item)
+
+    def ended(self):
+        item = self.started[-1]
+        reason = self.reasons[len(self.started) - 1]
+        if reason == "interrupt":
+            raise KeyboardInterrupt
+        return [(item, reason)]
+
+    def stop(self):
+        self.stopped = True
+
+
+def items_in(folder, count=3):
+    return [Item(load_config(["data=digits", f"seed={k}"]).resolved(), folder / f"run{k}") for k in range(count)]
+
+
+def test_an_interrupt_stops_the_children_and_keeps_the_order(tmp_path):
+    items, executor = items_in(tmp_path), Fake([None, "interrupt"])
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(items, executor, lambda item: None, pause=0)
+    assert executor.stopped
+    assert [item.state for item in items] == ["finished", "stopped", "waiting"]
+
+
+def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys):
+    items, executor = items_in(tmp_path), Fake([None, "disk full", None])
+    with SweepView(items) as view:
+        run_sweep(items, executor, view, pause=0)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "[3/3] finished run2"
+    assert "[2/3] failed   run1: disk full" in lines
+
+
+def test_a_live_table_on_a_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    items, executor = items_in(tmp_path), Fake([None, "disk full", None])
+    with SweepView(items) as view:
+        items[0].epochs_done, items[0].state = 10.0, "running"
+        view.epochs_before, view.started = 0.0, time.monotonic() - 10
+        ahead = sum(item.config.epochs for item in items) - 10
+        assert view.left() == pytest.approx(ahead, rel=0.05)
+        items[0].epochs_done, items[0].state = 0.0, "waiting"
+        run_sweep(items, executor, view, pause=0)
+    out = capsys.readouterr().out
+    assert "disk full" in out
+    assert "2 finished, 1 failed" in out
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(45, "45 s"), (600, "10 min"), (9000, "2.5 h")])
+def test_durations_are_written_for_people(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_gpus_are_dealt_out_in_turn():
+    assert LocalExecutor(5, [0, 1]).places == [0, 1, 0, 1, 0]
+    assert LocalExecutor(2).places == [None, None]
+
+
+def test_a_run_that_died_says_by_what(tmp_path):
+    assert outcome(tmp_path, -9) == "killed by SIGKILL"
+    (tmp_path / "train.log").write_text("epoch 1\nelle: the disk is full\n\n")
+    assert outcome(tmp_path, 1) == "the disk is full"
+    assert outcome(tmp_path, 0) == "the disk is full"  # no result, whatever the code says
+    (tmp_path / "result.json").write_text("{}")
+    assert outcome(tmp_path, 0) is None
+
+
+def test_a_run_directory_travels_with_its_newest_checkpoint(tmp_path):
+    old = tmp_path / "a"
+    (old / "checkpoints").mkdir(parents=True)
+    for step in (10, 20):
+        (old / "checkpoints" / f"step-{step:08d}.safetensors").write_text(str(step))
+    (old / "result.json").write_text("{}")
+    (old / ".lock").write_text("pid 1")
+    (tmp_path / "b" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "b" / "checkpoints" / "step-00000010.safetensors").write_text("10")
+    unpack(pack(old), tmp_path / "b")
+    there = sorted(str(path.relative_to(tmp_path / "b")) for path in (tmp_path / "b").rglob("*") if path.is_file())
+    assert there == ["checkpoints/step-00000020.safetensors", "result.json"]
