@@ -18,6 +18,8 @@ from elle.engine.loop import train
 from elle.engine.ranks import ALONE, Ranks
 from elle.engine.step import RECORDED, Step
 from elle.errors import InputError, WorkError
+from elle.evaluation.evaluate import evaluate
+from tests.networks import conv_net, images
 
 from ..conftest import QUICK
 from ..data.photographs import write_folder
@@ -25,10 +27,10 @@ from ..data.photographs import write_folder
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
 METHODS = ["fgsm", "elle-a", "n-fgsm+elle-a", "gradalign", "free"]
 STEPS, SECONDS = 20, 240
-# 25 steps an epoch. Of six settings and seeds tried, this is one in which no pixel's gradient comes so close to 0
-# that rounding turns its sign: one turned sign moves the loss by 1e-4.
-SEED = ("eps=0.1", "lr=0.05", "seed=1")
-WORDS = (*QUICK, *SEED, "batch=48", "sync_bn=true", f"max_steps={STEPS}", "final=clean,pgd-2", "crop=1", "flip=true")
+# 25 steps an epoch. In float64: two ranks add up in another order than one process, and in float32 that turns the sign
+# of a gradient near 0 now and then, which moves everything after it (docs/scaling.md).
+NETWORK = ("model=tests.networks:double_conv_net", "eps=0.1", "lr=0.05", "seed=1")
+WORDS = (*QUICK, *NETWORK, "batch=48", "sync_bn=true", f"max_steps={STEPS}", "final=clean,pgd-2", "crop=1", "flip=true")
 # The weight jumps and decays within the first few steps.
 RULE = ("weight=20", "method.weight.sensitivity=-0.5", "method.weight.decay=0.5")
 
@@ -38,9 +40,24 @@ def configuration(folder, method, *words):
     return load_config([*WORDS, f"method={method}", *rule, *words, f"out={folder}"])
 
 
-def streamed(folder, out):
-    images = ("data=folder", f"root={folder}/images", "image_size=16", "loading=streaming", "workers=0", "batch=8")
-    return configuration(out, "elle-a", *images, "validation=2", "epochs=4", "max_steps=8", "lr=0.02", "eval_every=0")
+def in_phases(folder, out):
+    """Streamed images, of 8 pixels in batches of 8 and then of 16 in batches of 6: 2 and 3 steps an epoch."""
+    words = [word for word in WORDS if word.partition("=")[0] not in ("data", "model", "batch", "epochs", "max_steps")]
+    images = ("data=folder", f"root={folder}/images", "model=tests.networks:double_any_size_net", "validation=2")
+    own = ("phases=1:8:8,2:16:6", "workers=0", "lr=0.02", "method=elle-a", "method.weight.ramp=2", *RULE)
+    return load_config([*words, *images, *own, f"out={out}"])
+
+
+# The weight acts a step later, and a step at which it is negligible leaves the penalty's backward out.
+LAZY = ("method.weight.next_step=true", "method.weight.negligible=0.3")
+
+
+def evaluated(part=(0, 1), exchange=lambda own: [own]):
+    """What `evaluate` finds on 100 images in chunks of 30, by one process or its part of several."""
+    torch.manual_seed(0)
+    x, y = images(100)
+    found = evaluate(conv_net(), x, y, "clean,pgd-2", 0.1, chunk=30, part=part, exchange=exchange)
+    return {name: one | {"seconds": 0} for name, one in found.items()}
 
 
 def interrupted(work):
@@ -59,7 +76,9 @@ def worker(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-point", rank=rank, world_size=2)
     for method in METHODS:
         train(configuration(f"{folder}/{method}", method))
-    train(streamed(folder, f"{folder}/streamed"))
+    train(configuration(f"{folder}/lazy", "elle-a", *LAZY))
+    train(configuration(f"{folder}/low", "elle-a", "memory=low"))
+    train(in_phases(folder, f"{folder}/phases"))
     for method in ("elle-a", "free"):
         train(configuration(f"{folder}/{method}-resumed", method, "max_steps=9"))
         if rank == 0:
@@ -80,6 +99,7 @@ def worker(rank, folder):
     train(configuration(f"{folder}/local", "elle-a", "sync_bn=false"))
     said["average"] = [torch.full((2,), float(rank)), torch.full((1, 3), 10.0 * rank)]
     Ranks(rank, 2).average(said["average"])
+    said["evaluated"] = evaluated((rank, 2), Ranks(rank, 2).exchanged)
     said["refused"] = refusal(configuration(f"{folder}/odd", "fgsm", "batch=49"))
     torch.save(said, f"{folder}/rank-{rank}.pt")
     dist.destroy_process_group()
@@ -114,11 +134,12 @@ def one(tmp_path_factory):
     """one("fgsm") -> the folder of the same run by one process, made once."""
     made = {}
 
-    def make(method):
-        if method not in made:
-            made[method] = tmp_path_factory.mktemp("one") / method
-            train(configuration(made[method], method))
-        return made[method]
+    def make(method, *words):
+        key = (method, *words)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("one") / method
+            train(configuration(made[key], method, *words))
+        return made[key]
 
     return make
 
@@ -145,19 +166,41 @@ def test_two_ranks_weigh_the_penalty_as_one_process(two, one, method):
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
 
 
-def test_two_ranks_stream_the_images_of_one(two, tmp_path):
-    train(streamed(two, tmp_path / "one"))
-    losses = column(tmp_path / "one", "loss")
-    assert losses[:2].isfinite().all()
-    torch.testing.assert_close(column(two / "streamed", "loss"), losses, rtol=0, atol=1e-6, equal_nan=True)
+def test_two_ranks_leave_out_the_steps_that_one_process_does(two, one):
+    mine, theirs = (column(run, "weight") for run in (two / "lazy", one("elle-a", *LAZY)))
+    assert (theirs == 0).any()
+    assert (theirs > 0).any()
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+    losses = (column(run, "loss") for run in (two / "lazy", one("elle-a", *LAZY)))
+    torch.testing.assert_close(*losses, rtol=0, atol=1e-6)
+
+
+def test_ranks_that_compute_blocks_anew_train_as_those_that_keep_them(two):
+    for name in ("loss", "weight"):
+        torch.testing.assert_close(column(two / "low", name), column(two / "elle-a", name), rtol=0, atol=1e-6)
+
+
+def test_two_ranks_train_in_phases_on_streamed_images_as_one_process(two, tmp_path):
+    train(in_phases(two, tmp_path / "one"))
+    mine, theirs = state(two / "phases"), state(tmp_path / "one")
+    assert theirs["done"] == 2 + 3 + 3
+    assert theirs["rule.since"] == 6  # the ramp has begun anew with the second phase
+    for name in theirs:
+        if name.startswith(("model.", "rule.", "records")):
+            torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=1e-6, equal_nan=True)
+
+
+def test_the_shares_of_an_evaluation_are_the_evaluation(two):
+    for rank in range(2):
+        assert torch.load(two / f"rank-{rank}.pt")["evaluated"] == evaluated()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_two_ranks_end_with_the_accuracies_of_one(two, one, method):
-    mine, theirs = (json.loads((run / method / "result.json").read_text()) for run in (two, one(method).parent))
+    mine, theirs = (json.loads((run / "result.json").read_text()) for run in (two / method, one(method)))
     assert (mine["ranks"], mine["batchnorm"], theirs["ranks"]) == (2, "all ranks", 1)
     for attack in ("clean", "pgd-2"):
-        assert abs(mine["test"][attack]["correct"] - theirs["test"][attack]["correct"]) <= 1
+        assert mine["test"][attack]["correct"] == theirs["test"][attack]["correct"]
 
 
 @pytest.mark.parametrize("name", ["elle-a-resumed", "free-resumed", "signalled"])

@@ -45,7 +45,8 @@ class RanksBatchNorm(_BatchNorm):
         if not self.training:
             return super().forward(x)
         axes = [0, *range(2, x.dim())]
-        variance, mean = torch.var_mean(x.float(), axes, correction=0)
+        wide = x if x.dtype is torch.float64 else x.float()
+        variance, mean = torch.var_mean(wide, axes, correction=0)
         # In double, so that the difference of squares below loses nothing.
         mean, variance = mean.double(), variance.double()
         own = torch.stack([mean, variance + mean.square()])
@@ -57,7 +58,7 @@ class RanksBatchNorm(_BatchNorm):
             scale = scale * self.weight
         shift = -mean * scale if not self.affine else self.bias - mean * scale
         form = [1, -1] + [1] * (x.dim() - 2)
-        y = torch.addcmul(shift.float().view(form), x.float(), scale.float().view(form))
+        y = torch.addcmul(shift.to(wide.dtype).view(form), wide, scale.to(wide.dtype).view(form))
         return y.to(x.dtype)
 
     def _remember(self, mean: Tensor, variance: Tensor, count: int) -> None:
@@ -66,8 +67,9 @@ class RanksBatchNorm(_BatchNorm):
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
-            self.running_mean.add_(share * (mean.float() - self.running_mean))
-            self.running_var.add_(share * ((variance * count / (count - 1)).float() - self.running_var))
+            self.running_mean.add_(share * (mean.to(self.running_mean.dtype) - self.running_mean))
+            unbiased = (variance * count / (count - 1)).to(self.running_var.dtype)
+            self.running_var.add_(share * (unbiased - self.running_var))
 
 
 def synchronise(model: nn.Module, ranks: Ranks) -> nn.Module:
