@@ -249,6 +249,12 @@ def test_a_batch_that_accumulation_cannot_split_is_refused(settings):
         train(settings("accumulate=3"))
 
 
+def test_a_program_that_asks_for_devices_without_a_launcher_is_told_of_torchrun(settings, tmp_path):
+    with pytest.raises(InputError, match="devices=2: .* torchrun --nproc-per-node=2, or set devices=1"):
+        train(settings("devices=2"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_alone_a_message_is_the_value_itself():
     value = torch.ones(3)
     assert ALONE.mean(value) is value

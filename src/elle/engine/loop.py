@@ -19,7 +19,7 @@ from elle.engine.leaving_out import LeavingOut, leaves_out
 from elle.engine.monitor import Verdict
 from elle.engine.outcome import conclude
 from elle.engine.parts import build_parts
-from elle.engine.ranks import ALONE, Ranks, joined, own_device, restarts
+from elle.engine.ranks import ALONE, Ranks, check_launched, joined, own_device, restarts
 from elle.engine.records import Record, columns, means
 from elle.engine.run_files import RunFiles, run_directory
 from elle.engine.runtime import GraphedStep, pick_device, pick_precision, stop_signals
@@ -50,6 +50,7 @@ def train(
     `resume` continues from the newest checkpoint (and starts afresh where there is none); `start_from` from that one.
     """
     config = config.resolved()
+    check_launched(config.devices)
     with joined(pick_device(own_device(config.device))) as ranks:
         # Built before the directory is touched: what the input gets wrong leaves no empty folder behind.
         run = Run(config, run_directory(config), (watcher if ranks.first else None) or Watcher(), ranks)

@@ -143,6 +143,15 @@ def ranks_announced() -> int:
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
+def check_launched(devices: int) -> None:
+    """Refuse to train in one process what was to be trained in several."""
+    if devices > 1 and "RANK" not in os.environ:
+        raise InputError(
+            f"devices={devices}: `elle train` starts so many processes; start any other program with "
+            f"torchrun --nproc-per-node={devices}, or set devices=1"
+        )
+
+
 def restarts() -> int:
     """How often torchrun has started this job again after a failure (--max-restarts)."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
