@@ -83,3 +83,13 @@ def test_micro_batches_whose_blocks_are_computed_anew_train_as_the_whole_batch()
     parts.use(parts.method)
     assert len(parts.blocks) == 1
     assert_alike(whole, parts)
+
+
+def test_in_half_precision_loss_and_penalty_share_the_copies_of_the_weights():
+    whole, parts = (make_step("elle", weight=5.0, precision="fp16") for _ in range(2))
+    parts.accumulate = 2
+    for step in (whole, parts):
+        torch.manual_seed(1)
+        take(step, *range(3))
+    names = [RECORDED.index(name) for name in ("loss", "weight")]
+    torch.testing.assert_close(parts.records[:3, names], whole.records[:3, names], rtol=5e-3, atol=0)
