@@ -80,6 +80,8 @@ class Step:
         self.records = torch.full((steps_per_epoch, len(RECORDED)), torch.nan, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.done = torch.zeros((), dtype=torch.int64, device=device)
+        self.nothing = torch.full((), torch.nan, device=device)
+        """Written down of a penalty that a step does not have."""
         self.kept: dict[str, Tensor] = {}
         """What the method itself carries from step to step: a replayed batch, a basis of weights."""
         if method.subspace is not None:
@@ -203,8 +205,7 @@ class Step:
         """
         rule = self.method.weight
         if error is None or rule is None:
-            nothing = torch.full((), torch.nan, device=self.device)
-            return nothing, nothing, nothing
+            return self.nothing, self.nothing, self.nothing
         seen = self.ranks.mean(error.detach())
         after = rule.update(self.rule, seen)
         # A copy: the rule's state is overwritten in place below, before the backward that reads the weight.
