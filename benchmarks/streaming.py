@@ -2,10 +2,10 @@
 
     python benchmarks/streaming.py [--images 2000] [--workers N] [--size 224] [--batch 128] [--rounds 3] [--save]
 
-The floor is Pillow decoding every file in as many processes, in the mode the loader uses for that file's crop (full
-size unless the crop is twice the image size or more). The loader is timed after its first epoch, which decodes files
-whole to find damage; that one (mixed with later ones if the set is small) and one from a full cache are given beside.
-Rounds alternate, so that both meet the same machine; the medians are printed, as JSON.
+The floor is Pillow decoding every file, at its full size, in as many processes. The loader is timed after its first
+epoch, which decodes files whole to find damage; that one (mixed with later ones if the set is small) and one from a
+full cache are given beside. Rounds alternate, so that both meet the same machine; the medians are printed, as JSON, and
+the share of each round.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import torch
 from PIL import Image
 from results import result_file
 
-from elle.data.decoding import DRAWS, OpenImage, random_box
 from elle.data.folder import FolderSplit
 from elle.data.streaming import Streaming
 from elle.data.workers import usable_workers
@@ -44,24 +43,20 @@ def write_photographs(folder: Path, count: int) -> FolderSplit:
     return FolderSplit(paths, np.arange(count) % 10)
 
 
-def decode_only(job: tuple[list[Path], int]) -> int:
-    """Open and decode, with the draft mode that a random crop to `size` allows."""
-    paths, size = job
-    numbers = np.random.default_rng(0).random((len(paths), DRAWS))
-    for path, row in zip(paths, numbers, strict=True):
-        image = OpenImage(str(path))
-        box = random_box(row, image.width, image.height)
-        image.draft(box, size, size)
-        image.image.load()
+def decode_only(paths: list[Path]) -> int:
+    for path in paths:
+        with Image.open(path, formats=("JPEG",)) as image:
+            image.load()
     return len(paths)
 
 
-def floor(split: FolderSplit, workers: int, size: int) -> float:
-    chunks = [(split.paths[k : k + 32], size) for k in range(0, len(split), 32)]
+def floor(split: FolderSplit, workers: int) -> float:
+    # Few files a job: while the last ones are decoded, some processes have none.
+    jobs = [split.paths[k : k + 8] for k in range(0, len(split), 8)]
     with multiprocessing.get_context("fork").Pool(workers) as pool:
-        pool.map(decode_only, chunks[:workers])  # the workers are up
+        pool.map(decode_only, jobs[: 4 * workers], chunksize=1)  # the workers are up
         started = time.perf_counter()
-        done = sum(pool.imap_unordered(decode_only, chunks))
+        done = sum(pool.imap_unordered(decode_only, jobs))
         return done / (time.perf_counter() - started)
 
 
@@ -101,12 +96,13 @@ def main() -> None:
         size_kb = sum(path.stat().st_size for path in split.paths) / len(split) / 1000
         floors, rates = [], []
         for _ in range(args.rounds):
-            floors.append(floor(split, args.workers, args.size))
+            floors.append(floor(split, args.workers))
             rates.append(loader(split, args))
         first = loader(split, args, epoch=0)
         loader(split, args, cache=Path(folder) / "cache")
         cached = loader(split, args, cache=Path(folder) / "cache")
     lowest, rate = statistics.median(floors), statistics.median(rates)
+    shares = [r / f for r, f in zip(rates, floors, strict=True)]
     result = {
         "images": args.images,
         "kb_per_image": round(size_kb, 1),
@@ -117,7 +113,8 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "floor_images_per_second": round(lowest),
         "loader_images_per_second": round(rate),
-        "share_of_floor": round(statistics.median(r / f for r, f in zip(rates, floors, strict=True)), 3),
+        "share_of_floor": round(statistics.median(shares), 3),
+        "shares_of_rounds": [round(share, 3) for share in shares],
         "first_epoch_images_per_second": round(first),
         "cached_images_per_second": round(cached),
     }

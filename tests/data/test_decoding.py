@@ -14,6 +14,7 @@ from elle.errors import InputError
 from .photographs import photograph
 
 sides = st.integers(1, 3000)
+pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # it is only read
 
 
 @pytest.fixture

@@ -213,14 +213,14 @@ def test_a_redirect_to_a_local_file_or_in_a_circle_is_not(server, tmp_path):
 
 
 def test_a_slow_server_is_waited_for_and_a_silent_one_is_not(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "TIMEOUT", 0.5)
+    monkeypatch.setattr(module, "TIMEOUT", 2)
 
     def dawdles(handler, content, start):
         handler.head(content, start)
         for place in range(start, len(content), 500_000):
             handler.wfile.write(content[place : place + 500_000])
             handler.wfile.flush()
-            time.sleep(0.15)  # in all longer than the timeout
+            time.sleep(0.4)  # in all longer than the timeout
         return True
 
     server.behave = dawdles

@@ -195,17 +195,19 @@ def test_a_run_can_be_continued_from_its_older_checkpoint(resumable, uninterrupt
 
 def test_a_run_killed_at_a_random_moment_resumes_to_the_same_end(tmp_path):
     words = [*QUICK, "method=n-fgsm+elle-a", "epochs=12", "eval_every=4", "track=clean,pgd-2"]
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    command = [sys.executable, "-m", "elle", "train", *words, "--out", str(killed)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    while process.poll() is None and not checkpoint.checkpoints(killed):
-        time.sleep(0.01)
-    moment = random.uniform(0, 0.6)
-    time.sleep(moment)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL, (
-        f"the run ended before it was killed, {moment:.3f} s after its first epoch"
-    )
+    whole = tmp_path / "whole"
+    # On a busy machine the run may end before it is killed; then another one is, sooner.
+    for number in range(5):
+        killed = tmp_path / f"killed-{number}"
+        command = [sys.executable, "-m", "elle", "train", *words, "--out", str(killed)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while process.poll() is None and not checkpoint.checkpoints(killed):
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 0.6) / 2**number)
+        process.kill()
+        if process.wait() == -signal.SIGKILL:
+            break
+    assert process.returncode == -signal.SIGKILL
     config = load_config(words)
     train(config.model_copy(update={"out": str(killed)}), resume=True)
     train(config.model_copy(update={"out": str(whole)}))

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
-from torch.nn.functional import interpolate
+from PIL import Image, JpegImagePlugin
 
 from elle.data.folder import MAX_PIXELS, decode
 
@@ -65,8 +64,11 @@ class OpenImage:
     def _plain(self) -> Any:
         """The file as a colour JPEG not yet decoded, or None for anything else."""
         try:
-            with open(self.path, "rb") as file:
-                image = Image.open(io.BytesIO(file.read()), formats=("JPEG",))
+            with open(self.path, "rb", buffering=0) as file:
+                raw = file.read()
+            # Not Image.open, which looks for a second picture in the file.
+            image = JpegImagePlugin.JpegImageFile(io.BytesIO(raw))
+            image.decodermaxblock = len(raw)  # decoded in one go, not in blocks
         except Exception:
             return None
         # Without a tile there is a header and no picture.
@@ -83,23 +85,26 @@ class OpenImage:
             self.image.draft("RGB", (int(self.width / spare), int(self.height / spare)))
 
     def resized(self, box: Box, into: Pixels, whole: bool = True) -> None:
-        """Write the pixels of `box`, resized, to `into` uint8 [H, W, 3].
+        """Write the pixels of `box`, resized, to `into` uint8 [H, W, 3]."""
+        resize(self.pixels(box, into.shape[1], into.shape[0], whole), into)
+
+    def pixels(self, box: Box, width: int, height: int, whole: bool = True) -> Pixels:
+        """The pixels of `box`, read-only uint8 [h, w, 3], enough of them for width x height.
 
         `whole` decodes all of the file, and so finds any damage in it; otherwise the part below the box is left out.
         """
         if self.image.format == "JPEG":
-            self.draft(box, into.shape[1], into.shape[0])
+            self.draft(box, width, height)
             if not whole:
                 pixels = self._upper_rows(box)
                 # Where the file is damaged, the last row is still the black one it began with.
                 if pixels[-1].any():
-                    resize(pixels, into)
-                    return
+                    return pixels
             try:
                 self.image.load()
             except Exception:
                 self.image = self._decoded()
-        resize(self._cropped(box), into)
+        return self._cropped(box)
 
     def _upper_rows(self, box: Box) -> Pixels:
         """The pixels of `box`, decoding no row below it: those would take their share of the time for nothing."""
@@ -118,7 +123,11 @@ class OpenImage:
 
     def _cropped(self, box: Box) -> Pixels:
         part = self._part(box)
-        return np.array(self.image if part == (0, 0, *self.image.size) else self.image.crop(part))
+        width, height = part[2] - part[0], part[3] - part[1]
+        # What crop() and tobytes() do, in one pass: they, and NumPy after them, copy the box four times.
+        packer = Image._getencoder("RGB", "raw", ("RGB", 0, 1))
+        packer.setimage(self.image.im, part)
+        return np.frombuffer(packer.encode(3 * width * height)[2], np.uint8).reshape(height, width, 3)
 
 
 def pixel_box(box: Box, size: tuple[int, int], shown: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -133,7 +142,11 @@ def resize(pixels: Pixels, into: Pixels) -> None:
     if pixels.shape == into.shape:
         into[...] = pixels
         return
-    # torch's view, not NumPy's, gives strides that it knows as channels last; on those it is twice as fast as Pillow.
-    x = torch.from_numpy(pixels).view(1, *pixels.shape).permute(0, 3, 1, 2)
-    x = interpolate(x, size=into.shape[:2], mode="bilinear", antialias=True)
-    into[...] = x[0].permute(1, 2, 0).numpy()
+    # This is what interpolate() does, but it would copy the result once more; Pillow takes twice as long.
+    resample = torch.ops.aten._upsample_bilinear2d_aa.out
+    resample(_channels_first(pixels), into.shape[:2], False, None, None, out=_channels_first(into))
+
+
+def _channels_first(pixels: Pixels) -> torch.Tensor:
+    """A view [1, 3, h, w] whose strides torch knows as channels last, its fastest; NumPy's view has others."""
+    return torch.from_numpy(pixels).view(1, *pixels.shape).permute(0, 3, 1, 2)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from elle.data.cache import Cached, ResizeCache
@@ -22,6 +23,8 @@ from elle.data.folder import FolderSplit
 from elle.errors import InputError, WorkError
 
 _BLOCK = 64
+_TOGETHER = 8
+"""Images decoded before they are resized: each change of work finds its code gone from the processor's caches."""
 
 
 class Batch(NamedTuple):
@@ -62,25 +65,36 @@ class Decoder:
     def write(self, task: Task, into: Pixels) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
         """Write the images of a task to `into` [B, S, S, 3]; which are to be mirrored, and the labels."""
         numbers = draws(self.seed, task.epoch, task.first, len(task.files))
-        for number, row, place in zip(task.files.tolist(), numbers, into, strict=True):
-            # A damaged file is found in the first epoch; later ones decode no more than they need.
-            self._write_image(number, row[1:], place, whole=task.epoch == 0)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is only read
+            for first in range(0, len(into), _TOGETHER):
+                some = slice(first, first + _TOGETHER)
+                parts = self._parts(task, some, numbers[some, 1:])
+                for part, place in zip(parts, into[some], strict=True):
+                    resize(part, place)
         return numbers[:, 0] < (0.5 if self.flip else 0), self.y[task.files]
 
-    def _write_image(self, number: int, numbers: npt.NDArray[np.float64], into: Pixels, whole: bool) -> None:
+    def _parts(self, task: Task, some: slice, numbers: npt.NDArray[np.float64]) -> list[Pixels]:
+        # A damaged file is found in the first epoch; later ones decode no more than they need.
+        whole = task.epoch == 0
+        rows = zip(task.files[some].tolist(), numbers, strict=True)
+        return [self._part(number, row, task.size, whole) for number, row in rows]
+
+    def _part(self, number: int, numbers: npt.NDArray[np.float64], size: int, whole: bool) -> Pixels:
+        """The part of a file that is to be shown, before it is resized."""
+
         def box(width: int, height: int) -> Box:
-            return random_box(numbers, width, height) if self.crop else centre_box(len(into), width, height)
+            return random_box(numbers, width, height) if self.crop else centre_box(size, width, height)
 
         path = os.fsdecode(self.names[number])
         if self.cache is None:
             image = OpenImage(path)
-            image.resized(box(image.width, image.height), into, whole)
-            return
+            return image.pixels(box(image.width, image.height), size, size, whole)
         # Always by way of the square, so that a batch is the same whether the cache was full or empty.
         square, width, height = self.cache.get(number) or _squeezed(self.cache, number, path)
         side = self.cache.side
         left, top, right, bottom = pixel_box(box(width, height), (width, height), (side, side))
-        resize(np.array(square[top:bottom, left:right]), into)
+        return np.array(square[top:bottom, left:right])
 
 
 def _squeezed(cache: ResizeCache, number: int, path: str) -> Cached:
@@ -187,3 +201,7 @@ def _as_it_is(made: Any) -> Any:
 def _begin_worker(number: int) -> None:
     # Out of the terminal's process group: Ctrl-C is for the run, which saves and then ends its workers.
     os.setpgid(0, 0)
+    # Memory is kept for the next image: new memory comes page by page, and each has to be cleared. Pillow keeps what it
+    # is told to; glibc keeps twice the largest piece that was ever given back to it.
+    np.empty(16 * 2**20, np.uint8)
+    Image.core.set_blocks_max(2)  # type: ignore[attr-defined]
