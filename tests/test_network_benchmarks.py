@@ -1,6 +1,9 @@
 """The benchmarks of networks and augmentation run on a CPU, and what they save can be read."""
 
+import importlib.util
 import json
+import os
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
@@ -51,3 +54,23 @@ def test_an_augmented_batch_is_compared_with_the_step(benchmark, tmp_path, monke
     assert result["step_ms"] == 4.0
     assert result["share"] == pytest.approx(result["batch_ms"] / 4, abs=1e-5)
     assert result["batch_ms"] > 0
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
+    reason="needs Triton and TRITON_INTERPRET=1",
+)
+def test_fused_layers_are_compared_with_torch_s(benchmark, tmp_path, monkeypatch, capsys):
+    module = benchmark("normalisation")
+    assert module.layers("preact-resnet18") == {(64, 32, 32): 5, (128, 16, 16): 4, (256, 8, 8): 4, (512, 4, 4): 4}
+    monkeypatch.setattr(module, "layers", lambda name: Counter({(16, 4, 4): 3}))
+    monkeypatch.setattr(module, "CANDIDATES", module.CANDIDATES[:2])
+    module.main(["--models", "small-cnn", "--batch", "2", "--device", "cpu", "--save"])
+    result = saved(tmp_path)
+    assert [row["setting"] for row in result["steps"]] == ["fused=off", "fused=auto"] * 2 + [
+        "TRITON=False",
+        "TRITON=True",
+    ]
+    assert Counter(row["kind"] for row in result["layers"]) == {"relu": 2 * 5, "sum, relu": 2 * 3}
+    assert all(row["forward"] >= 0 and row["backward"] >= 0 for row in result["layers"])
+    assert "best with fewer than" in capsys.readouterr().out

@@ -16,6 +16,7 @@ _CHOICES = {
     "precision": ("auto", "fp32", "tf32", "fp16", "bf16"),
     "memory": ("auto", "low"),
     "penalty": ("trained", "measured", "left out"),
+    "fused": ("auto", "off"),
 }
 
 
@@ -26,6 +27,7 @@ def bench(
     precision: Annotated[str, typer.Option(help="auto, fp32, tf32, fp16 or bf16.")] = "auto",
     memory: Annotated[str, typer.Option(help="auto or low, as in training.")] = "auto",
     penalty: Annotated[str, typer.Option(help="trained; measured: E_lin without its backward; left out.")] = "trained",
+    fused: Annotated[str, typer.Option(help="auto or off, as in training.")] = "off",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     profile: Annotated[bool, typer.Option("--profile", help="Name the kernels that take longest.")] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for the numbers (JSON) and the figure (SVG).")] = None,
@@ -35,7 +37,7 @@ def bench(
 
     Example: elle bench --methods fgsm,elle,elle-a --out benchmarks/results
     """
-    given = {"precision": precision, "memory": memory, "penalty": penalty}
+    given = {"precision": precision, "memory": memory, "penalty": penalty, "fused": fused}
     for name, value in given.items():
         if value not in _CHOICES[name]:
             raise InputError(f"--{name} {value} does not exist; choose from {', '.join(_CHOICES[name])}")
@@ -54,7 +56,7 @@ def bench(
     where = pick_device(device)
     kind = pick_precision(precision, where)
     prepare_device(where, kind)
-    setting = Setting(where, kind, model, batch, memory, penalty)  # type: ignore[arg-type]  # checked above
+    setting = Setting(where, kind, model, batch, memory, penalty, fused)  # type: ignore[arg-type]  # checked above
     rows = []
     for name in names:
         print(f"measuring {name}", file=sys.stderr)
@@ -67,6 +69,7 @@ def bench(
         "batch": setting.images,
         "memory": memory,
         "penalty": penalty,
+        "fused": fused,
         "rows": with_ratios(rows),
     }
     if as_json:
@@ -89,7 +92,8 @@ def _print(result: dict[str, Any]) -> None:
         "peak_mib": "peak MiB",
         "ratio": "x FGSM",
     }
-    head = "{model}, batch {batch}, {precision}, {device}, torch {torch}, memory {memory}, penalty {penalty}"
+    settings = "memory {memory}, penalty {penalty}, fused {fused}"
+    head = "{model}, batch {batch}, {precision}, {device}, torch {torch}, " + settings
     print(head.format(**result))
     shown = [[row["method"], *("" if row[key] is None else str(row[key]) for key in columns)] for row in result["rows"]]
     print_table(["method", *columns.values()], shown)
@@ -110,8 +114,8 @@ def _write(folder: Path, result: dict[str, Any]) -> list[Path]:
     from elle.files import write_atomically
 
     device = re.sub(r"[^a-z0-9]+", "-", result["device"].lower()).strip("-")
-    changed = [result[key].replace(" ", "-") for key, usual in (("memory", "auto"), ("penalty", "trained")) if
-               result[key] != usual]  # fmt: skip
+    told = (("memory", "auto", ""), ("penalty", "trained", ""), ("fused", "off", "fused-"))
+    changed = [before + result[key].replace(" ", "-") for key, usual, before in told if result[key] != usual]
     name = "-".join(["bench", result["model"], *changed, device, f"torch{result['torch'].split('+')[0]}"])
     files = [folder / f"{name}.json", folder / f"{name}.svg"]
     rows = result["rows"]

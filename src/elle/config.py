@@ -134,6 +134,9 @@ class Config(BaseModel):
     memory: Literal["auto", "low"] = Field(
         "auto", description="low: E_lin and its exact gradient in the memory of an FGSM step, for a fifth more time"
     )
+    fused: Literal["auto", "off"] = Field(
+        "off", description="auto: BatchNorm, ReLU and sums of elle's residual networks in one GPU kernel (with Triton)"
+    )
 
     @model_validator(mode="after")
     def _radius_fits_norm(self) -> Config:
@@ -171,7 +174,7 @@ class Config(BaseModel):
     def differences(self, other: Config) -> list[str]:
         """The keys on which two configurations train different models."""
         free = {"root", "out", "device", "compile", "eval_every", "track", "final", "max_steps"}
-        free |= {"probe_every", "on_collapse", "workers", "memory", "devices", "accumulate"}
+        free |= {"probe_every", "on_collapse", "workers", "memory", "fused", "devices", "accumulate"}
         mine, theirs = self.model_dump(), other.model_dump()
         return [key for key in mine if key not in free and mine[key] != theirs[key]]
 

@@ -27,7 +27,9 @@ def plain_network():
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, CLASSES))
 
 
-def make_step(method="fgsm", *, weight=None, precision="fp32", network=plain_network, momentum=0.9, seed=0, crop=0):
+def make_step(
+    method="fgsm", *, weight=None, precision="fp32", network=plain_network, momentum=0.9, seed=0, crop=0, **others
+):
     torch.manual_seed(seed)
     step = Step(
         network().train(),
@@ -39,6 +41,7 @@ def make_step(method="fgsm", *, weight=None, precision="fp32", network=plain_net
         precision=precision,
         steps_per_epoch=6,
         total_steps=12,
+        **others,
     )
     step.prepare(8, SHAPE)
     step.lr.fill_(0.1)

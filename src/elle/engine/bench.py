@@ -39,6 +39,7 @@ class Setting:
     """Images a step; None is 128 on a GPU and 8 on a CPU."""
     memory: Literal["auto", "low"] = "auto"
     penalty: Penalty = "trained"
+    fused: Literal["auto", "off"] = "off"
 
     @property
     def images(self) -> int:
@@ -80,6 +81,12 @@ def measure(method: str, setting: Setting, profile: bool = False) -> Row:
     }
 
 
+def step_milliseconds(method: str, setting: Setting, seconds: float) -> float:
+    """Of one method's step alone, on a GPU measured for so long: to compare settings."""
+    gc.collect()
+    return _median_ms(_runnable(_step(configured(method), setting), setting), setting, seconds)
+
+
 def with_ratios(rows: list[Row]) -> list[Row]:
     """The rows with `ratio`, their time over FGSM's; None where FGSM was not measured."""
     base = next((row["ms"] for row in rows if row["method"] == "fgsm"), None)
@@ -112,6 +119,7 @@ def _step(method: Method, setting: Setting, kind: type[Step] = Step) -> Step:
         steps_per_epoch=MOST_STEPS,
         total_steps=MOST_STEPS,
         memory=setting.memory,
+        fused=setting.fused,
     )
     step.prepare(setting.images, network.shape)
     step.lr.fill_(0.01)
@@ -142,13 +150,13 @@ def _peak_bytes(step: Step, setting: Setting) -> int:
     return footprint.peak
 
 
-def _median_ms(run: Callable[[], None], setting: Setting) -> float:
+def _median_ms(run: Callable[[], None], setting: Setting, seconds: float = 3.0) -> float:
     cuda = setting.device.type == "cuda"
     for _ in range(WARM_UP if cuda else 1):
         run()
     once = milliseconds(run, 1, 1, setting.device)
-    # Rounds of about a third of a second on a GPU, one step each on a CPU.
-    repeats = max(1, min(30, round(300 / once))) if cuda else 1
+    # Ten rounds on a GPU that take `seconds` at most, three of one step each on a CPU.
+    repeats = max(1, min(30, round(100 * seconds / once))) if cuda else 1
     return milliseconds(run, 10 if cuda else 3, repeats, setting.device)
 
 

@@ -74,6 +74,7 @@ def build_parts(config: Config, device: torch.device, precision: Precision, rank
         steps_per_epoch=timetable.longest_epoch,
         total_steps=timetable.total_steps,
         memory=config.memory,
+        fused=config.fused,
         ranks=ranks,
         accumulate=config.accumulate,
     )

@@ -22,6 +22,7 @@ from elle.engine.ranks import ALONE, Ranks
 from elle.engine.recomputing import blocks_to_recompute, recomputed
 from elle.engine.runtime import Precision, autocast
 from elle.methods import Method
+from elle.models.batch_norm import use_fused
 
 RECORDED = ("loss", "accuracy", "error", "weight", "threshold")
 """What each step writes down: the loss and accuracy at its own adversarial points, and the penalty's state."""
@@ -53,9 +54,11 @@ class Step:
         steps_per_epoch: int,
         total_steps: int,
         memory: Literal["auto", "low"] = "auto",
+        fused: Literal["auto", "off"] = "off",
         ranks: Ranks = ALONE,
         accumulate: int = 1,
     ) -> None:
+        use_fused(model, fused == "auto")
         self.memory, self.model, self.data, self.precision = memory, model, data, precision
         self.ranks, self.accumulate = ranks, accumulate
         self.total_steps = total_steps

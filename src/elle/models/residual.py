@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from elle.models.batch_norm import BatchNorm, called_plainly, norm_act, sum_norm_act
+
 Activation = Callable[[], nn.Module]
 SMALL = 64
 """Images up to this many pixels a side keep their resolution in the stem; larger ones get ImageNet's stem."""
@@ -36,20 +38,20 @@ class PostActBlock(nn.Module):
         self.depth, channels = len(plan), width_in
         for k, (kernel, width_out, step) in enumerate(plan, 1):
             self.add_module(f"conv{k}", nn.Conv2d(channels, width_out, kernel, step, kernel // 2, bias=False))
-            self.add_module(f"bn{k}", nn.BatchNorm2d(width_out))
+            self.add_module(f"bn{k}", BatchNorm(width_out))
             channels = width_out
         self.downsample: nn.Module | None = None
         if stride != 1 or width_in != channels:
             shortcut = nn.Conv2d(width_in, channels, 1, stride, bias=False)
-            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(channels))
+            self.downsample = nn.Sequential(shortcut, BatchNorm(channels))
         self.activation = activation()
 
     def forward(self, x: Tensor) -> Tensor:
         skip = x if self.downsample is None else self.downsample(x)
         out = x
         for k in range(1, self.depth + 1):
-            out = getattr(self, f"bn{k}")(getattr(self, f"conv{k}")(out))
-            out = self.activation(out if k < self.depth else out + skip)
+            out = getattr(self, f"conv{k}")(out)
+            out = norm_act(getattr(self, f"bn{k}"), self.activation, out, skip if k == self.depth else None)
         return out
 
 
@@ -61,7 +63,7 @@ class PreActBlock(nn.Module):
         plan = _plan(width, stride, bottleneck)
         self.depth, channels = len(plan), width_in
         for k, (kernel, width_out, step) in enumerate(plan, 1):
-            self.add_module(f"bn{k}", nn.BatchNorm2d(channels))
+            self.add_module(f"bn{k}", BatchNorm(channels))
             self.add_module(f"conv{k}", nn.Conv2d(channels, width_out, kernel, step, kernel // 2, bias=False))
             channels = width_out
         self.shortcut: nn.Module | None = None
@@ -70,14 +72,19 @@ class PreActBlock(nn.Module):
         self.activation = activation()
 
     def forward(self, x: Tensor) -> Tensor:
-        out, skip = self.layer(1, x)
-        for k in range(2, self.depth + 1):
-            out, _ = self.layer(k, out)
+        out, skip = self.summands(x)
         return out + skip
 
-    def layer(self, k: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The k-th layer's output, and what goes past the block if k is 1."""
-        out = self.activation(getattr(self, f"bn{k}")(x))
+    def summands(self, x: Tensor, addend: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The two whose sum is the block's output for x + addend."""
+        out, skip = self.layer(1, x, addend)
+        for k in range(2, self.depth + 1):
+            out, _ = self.layer(k, out)
+        return out, skip
+
+    def layer(self, k: int, x: Tensor, addend: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The k-th layer's output for x + addend, and what goes past the block if k is 1."""
+        out, x = sum_norm_act(getattr(self, f"bn{k}"), self.activation, x, addend)
         skip = self.shortcut(out) if k == 1 and self.shortcut is not None else x
         return getattr(self, f"conv{k}")(out), skip
 
@@ -122,7 +129,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         self.conv1, self.maxpool = _stem(shape, 64)
-        self.bn1 = nn.BatchNorm2d(64)
+        self.bn1 = BatchNorm(64)
         stages = _stages(PostActBlock, 64, (64, 128, 256, 512), blocks, bottleneck, activation)
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.fc = nn.Linear(2048 if bottleneck else 512, classes)
@@ -130,7 +137,7 @@ class ResNet(nn.Module):
         _he_initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.maxpool(self.activation(self.bn1(self.conv1(x))))
+        out = self.maxpool(norm_act(self.bn1, self.activation, self.conv1(x)))
         out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
         logits: Tensor = self.fc(F.adaptive_avg_pool2d(out, 1).flatten(1))
         return logits
@@ -155,15 +162,30 @@ class PreActResNet(nn.Module):
         stages = _stages(PreActBlock, stem_width, widths, blocks, bottleneck, activation)
         self.blocks = nn.Sequential(*(block for stage in stages for block in stage))
         features = widths[-1] * (4 if bottleneck else 1)
-        self.bn = nn.BatchNorm2d(features)
+        self.bn = BatchNorm(features)
         self.linear = nn.Linear(features, classes)
         self.activation = activation()
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.activation(self.bn(self.blocks(self.pool(self.conv(x)))))
+        out, skip = self._summands(self.pool(self.conv(x)))
+        out, _ = sum_norm_act(self.bn, self.activation, out, skip)
         out = F.adaptive_avg_pool2d(out, 1).flatten(1)
         logits: Tensor = self.linear(out)
         return logits
+
+    def _summands(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The two whose sum is the last block's output: each block leaves its sum to the BatchNorm that reads it.
+
+        Only where that BatchNorm may fuse the two, and nobody wants to see or to replace what a block computes.
+        """
+        fused = isinstance(self.bn, BatchNorm) and self.bn.arrivals is not None
+        if not fused or not all(map(called_plainly, (self.blocks, *self.blocks))):
+            return self.blocks(x), None
+        skip: Tensor | None = None
+        for block in self.blocks:
+            assert isinstance(block, PreActBlock)
+            x, skip = block.summands(x, skip)
+        return x, skip
 
 
 class WideResNet(PreActResNet):

@@ -1,0 +1,137 @@
+"""Whole steps with BatchNorm, ReLU and sums fused: they train as without, can be captured, and never wait."""
+
+import pytest
+import torch
+
+from elle.core.linearity import Linearity
+from elle.engine.runtime import GraphedStep, autocast, prepare_device
+from elle.engine.step import RECORDED
+from elle.models import batch_norm
+from elle.models.batch_norm import use_fused
+from tests.gpu.test_cuda import images, losses
+from tests.gpu.test_speed_cuda import make_step
+from tests.networks import gradient, relative_distance
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+DEVICE = torch.device("cuda")
+
+
+@pytest.fixture
+def deterministic(monkeypatch):
+    """Kernels chosen by rule instead of by trial, which may choose others in the next run."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+
+    def make(method, precision, fused, memory="auto"):
+        step = make_step(method, precision, memory)
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+        use_fused(step.model, fused)
+        torch.manual_seed(1)
+        return step
+
+    return make
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often the kernels were asked for a layer."""
+    found, fused = [], batch_norm._fused
+    monkeypatch.setattr(batch_norm, "_fused", lambda *given, **more: found.append(1) or fused(*given, **more))
+    return found
+
+
+@pytest.mark.parametrize(("method", "forwards"), [("fgsm", 2), ("elle", 3), ("slat", 2)])
+def test_every_layer_of_every_forward_is_fused(method, forwards, deterministic, calls):
+    step = deterministic(method, "fp16", fused=True)
+    step(torch.arange(64, device=DEVICE))
+    assert len(calls) == 17 * forwards
+
+
+def test_double_backpropagation_is_not(deterministic, calls):
+    deterministic("gradalign", "fp16", fused=True)(torch.arange(64, device=DEVICE))
+    assert not calls
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_a_forward_and_its_gradients_are_those_without(precision, deterministic):
+    data = images(64, seed=1)
+    x, y = torch.from_numpy(data.x).to(DEVICE).float() / 255, torch.from_numpy(data.y).to(DEVICE)
+    x = x.contiguous(memory_format=torch.channels_last)
+    results = []
+    for fused in (True, False):
+        model = deterministic("fgsm", precision, fused).model
+        with autocast(DEVICE, precision):
+            logits = model(x)
+        (torch.nn.functional.cross_entropy(logits.float(), y) * 128).backward()
+        buffers = torch.cat([value.flatten() for name, value in model.state_dict().items() if "running" in name])
+        results.append([logits.detach().float(), gradient(model), buffers])
+    # Rounding alone: fp16 has 10 bits, bf16 7, and a network passes it on through 17 layers.
+    most = {"fp32": 1e-3, "fp16": 0.03, "bf16": 0.2}[precision]
+    assert all(relative_distance(mine, theirs) < most for mine, theirs in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-2), ("fp16", 0.1)])
+@pytest.mark.parametrize("memory", ["auto", "low"])
+def test_a_captured_step_trains_as_without(precision, tolerance, memory, deterministic):
+    rows = []
+    for fused in (True, False):
+        step = deterministic("elle", precision, fused, memory)
+        rows.append(losses(step, GraphedStep(step, 64, DEVICE), 8))
+    assert rows[0][:, :4].isfinite().all()
+    columns = [RECORDED.index(name) for name in ("loss", "error")]
+    torch.testing.assert_close(rows[0][:4, columns], rows[1][:4, columns], rtol=tolerance, atol=1e-4)
+
+
+def test_the_counts_of_batches_are_torch_s(deterministic):
+    counts = []
+    for fused in (True, False):
+        step = deterministic("elle", "fp16", fused)
+        losses(step, GraphedStep(step, 64, DEVICE), 8)
+        counts.append([int(value) for name, value in step.model.state_dict().items() if name.endswith("tracked")])
+    assert counts[0] == counts[1]
+    assert set(counts[0]) == {8 * 3}
+
+
+@pytest.mark.parametrize("method", ["fgsm", "n-fgsm", "elle", "elle-a", "pgd-10"])
+def test_a_captured_step_learns(method):
+    step = make_step(method, "fp16")
+    use_fused(step.model)
+    loss = losses(step, GraphedStep(step, 64, DEVICE), 40)[:, RECORDED.index("loss")]
+    assert loss.isfinite().all()
+    assert loss[-8:].mean() < loss[:8].mean()
+
+
+@pytest.mark.parametrize(("method", "memory"), [("fgsm", "auto"), ("elle", "auto"), ("elle", "low")])
+def test_a_step_never_waits_for_the_device(method, memory):
+    step = make_step(method, "fp16", memory)
+    use_fused(step.model)
+    index = torch.arange(64, device=DEVICE)
+    step(index)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(index)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert int(step.done) == 2
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32", "fp32"])
+def test_fused_in_reduced_precision_the_error_is_that_of_float32(precision):
+    """The error in training mode, same network, images and random points, within 5 % of torch's in float32."""
+    step = make_step("n-fgsm", "fp16")
+    losses(step, GraphedStep(step, 64, DEVICE), 40)
+    data = images(1024, seed=1)
+    x, y = torch.from_numpy(data.x).to(DEVICE).float() / 255, torch.from_numpy(data.y).to(DEVICE)
+    x = x.contiguous(memory_format=torch.channels_last)
+
+    def error(kind, fused):
+        prepare_device(DEVICE, kind)
+        use_fused(step.model, fused)
+        torch.manual_seed(2)
+        with torch.no_grad(), autocast(DEVICE, kind):
+            return float(Linearity()(step.model, x, y, 16 / 255).mean())
+
+    assert error(precision, True) == pytest.approx(error("fp32", False), rel=0.05)

@@ -1,0 +1,212 @@
+"""The kernels of BatchNorm, ReLU and sums give what torch's operations give: values, gradients, running statistics.
+
+On a GPU (make test-gpu), or without one where Triton is installed: TRITON_INTERPRET=1 pytest, at the speed of Python.
+"""
+
+import copy
+import importlib.util
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from elle.models import batch_norm
+from elle.models.batch_norm import BatchNorm, norm_act, sum_norm_act, use_fused
+from elle.models.residual import PostActBlock, PreActResNet
+from tests.networks import relative_distance
+
+GPU = torch.cuda.is_available()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not GPU
+TRITON = importlib.util.find_spec("triton") is not None
+pytestmark = [
+    *([] if INTERPRETED else [pytest.mark.gpu]),
+    pytest.mark.skipif(not TRITON or not (GPU or INTERPRETED), reason="needs Triton, and a GPU or TRITON_INTERPRET=1"),
+]
+DEVICE = "cuda" if GPU else "cpu"
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+SHAPES = [(3, 5, 4, 7), (5, 160, 3, 3), (9, 16, 1, 1), (2, 64, 8, 8)]
+LARGE = [(128, 64, 32, 32), (128, 512, 4, 4), (384, 128, 16, 16), (128, 160, 32, 32), (127, 640, 8, 8)]
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    if INTERPRETED:
+        monkeypatch.setattr(batch_norm, "_on_gpu", lambda x: True)
+
+
+def values(shape, dtype=torch.float32, mean=0.3, std=2.0):
+    x = torch.randn(shape, device=DEVICE) * std + mean
+    return x.to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+def layer(channels, **settings):
+    norm = BatchNorm(channels).to(DEVICE)
+    nn.init.uniform_(norm.weight, -1, 2)
+    nn.init.uniform_(norm.bias, -1, 1)
+    for name, value in settings.items():
+        setattr(norm, name, value)
+    use_fused(norm)
+    return norm
+
+
+def exact(norm):
+    """torch's own layer in double precision, with the same weights and buffers."""
+    other = nn.BatchNorm2d(norm.num_features, momentum=norm.momentum).to(DEVICE)
+    other.load_state_dict(norm.state_dict())
+    return other.double()
+
+
+def plain(norm, x, addend, place):
+    s = x + addend if place == "before" else x
+    y = norm(s)
+    return F.relu(y + addend if place == "after" else y), s
+
+
+def fused(norm, x, addend, place):
+    relu = nn.ReLU()
+    return sum_norm_act(norm, relu, x, addend) if place == "before" else (norm_act(norm, relu, x, addend), x)
+
+
+def outcome(work, norm, inputs, for_y, for_s, place):
+    """Output, sum, gradients of x, addend, weight and bias, and buffers."""
+    x, addend = (None if one is None else one.detach().requires_grad_() for one in inputs)
+    y, s = work(norm, x, addend, place)
+    loss = (y * for_y).sum() + ((s * for_s).sum() if for_s is not None else 0)
+    wanted = [one for one in (x, addend, norm.weight, norm.bias) if one is not None]
+    return [y.detach(), s.detach(), *torch.autograd.grad(loss, wanted), norm.running_mean, norm.running_var]
+
+
+def compare(shape, dtype, place, skip_used=True, tolerance=None, **settings):
+    torch.manual_seed(0)
+    norm = layer(shape[1])
+    reference = exact(norm)
+    x = values(shape, dtype, **settings)
+    addend = values(shape, dtype) if place != "none" else None
+    for_y, for_s = values(shape, dtype), values(shape, dtype) if place == "before" and skip_used else None
+    found = outcome(fused, norm, (x, addend), for_y, for_s, place)
+    if place == "before":
+        torch.testing.assert_close(found[1], x + addend)
+        # They normalise the sum as it is kept, as torch does: rounded.
+        x, addend = found[1].double(), torch.zeros_like(x).double()
+    doubles = [None if one is None else one.double() for one in (x, addend, for_y, for_s)]
+    expected = outcome(plain, reference, doubles[:2], *doubles[2:], place)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.isfinite().all()
+        assert relative_distance(mine.double(), theirs) < (tolerance or TOLERANCE[dtype])
+    assert int(norm.num_batches_tracked) == 1
+    assert not norm.arrivals.any()
+
+
+@pytest.mark.parametrize("place", ["none", "before", "after"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values_gradients_and_statistics_are_torch_s(shape, dtype, place):
+    compare(shape, dtype, place)
+
+
+@pytest.mark.skipif(not GPU, reason="large")
+@pytest.mark.parametrize("place", ["none", "before", "after"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_of_whole_batches_too(shape, dtype, place):
+    # A sum of very many values in float32 is as exact as torch's own.
+    compare(shape, dtype, place, tolerance=max(TOLERANCE[dtype], 1e-5))
+
+
+def test_a_sum_that_nobody_else_reads_gets_its_gradient():
+    compare((3, 5, 4, 7), torch.float32, "before", skip_used=False)
+
+
+@pytest.mark.parametrize(("mean", "std"), [(1000.0, 0.1), (-3.0, 1e-4), (0.0, 1e-6)])
+def test_a_large_mean_does_not_swallow_a_small_variance(mean, std):
+    torch.manual_seed(0)
+    norm = layer(6)
+    reference = exact(norm)
+    x = values((4, 6, 8, 8), mean=mean, std=std)
+    found, expected = norm_act(norm, nn.ReLU(), x), F.relu(reference(x.double()))
+    # What float32 can know of the distance from the mean, in units of sqrt(variance + eps).
+    known = 4 * torch.finfo(torch.float32).eps * abs(mean) / (std**2 + 1e-5) ** 0.5 + 1e-5
+    assert (found - expected).abs().max() < known * norm.weight.abs().max()
+    torch.testing.assert_close(norm.running_var, reference.running_var.float(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("last_merges", [True, False])
+@pytest.mark.parametrize(("rows", "columns", "programs"), [(16, 16, 4), (16, 8, 64), (64, 32, 1), (32, 64, 1000)])
+def test_other_tiles_give_the_same(rows, columns, programs, last_merges, monkeypatch):
+    from elle.models import batch_norm_kernels as kernels
+
+    monkeypatch.setattr(kernels, "TILES", ((0, kernels.Tiles(rows, columns, 4, programs, last_merges)),))
+    monkeypatch.setattr(kernels, "MOST_PARTS", 40)  # merged in more than one round
+    compare((7, 24, 5, 5) if programs < 1000 else (7, 24, 15, 15), torch.float32, "before")
+
+
+def test_two_runs_are_bitwise_the_same():
+    torch.manual_seed(0)
+    norm, x, g = layer(48), values((5, 48, 6, 6), torch.float16), values((5, 48, 6, 6), torch.float16)
+    runs = [outcome(fused, copy.deepcopy(norm), (x, None), g, None, "none") for _ in range(2)]
+    assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
+
+
+def test_nan_and_infinity_go_through_as_in_torch():
+    norm, x = layer(3), values((2, 3, 4, 4))
+    x[0, 0, 0, 0], x[0, 1, 0, 0] = torch.nan, torch.inf
+    y = norm_act(norm, nn.ReLU(), x)
+    assert y[:, :2].isnan().all()
+    assert y[:, 2].isfinite().all()
+
+
+def test_momentum_0_and_no_count_leave_the_buffers_alone():
+    norm = layer(3, momentum=0.0, num_batches_tracked=None)
+    norm_act(norm, nn.ReLU(), values((2, 3, 4, 4)))
+    assert torch.equal(norm.running_mean, torch.zeros(3, device=DEVICE))
+    assert torch.equal(norm.running_var, torch.ones(3, device=DEVICE))
+
+
+def test_a_layer_alone_and_before_another_activation_is_fused_without_a_relu():
+    norm, x = layer(5), values((3, 5, 4, 4))
+    reference = exact(norm)
+    assert type(norm(x).grad_fn).__name__ == "_FusedBackward"
+    reference(x.double())
+    found, expected = norm_act(norm, nn.SiLU(), x), F.silu(reference(x.double()))
+    torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_frozen_layer_gets_no_weight_gradient():
+    norm = layer(5).requires_grad_(False)
+    x = values((3, 5, 4, 4)).requires_grad_()
+    norm_act(norm, nn.ReLU(), x).sum().backward()
+    assert norm.weight.grad is None
+    assert x.grad.isfinite().all()
+
+
+def test_a_gradient_of_a_gradient_is_refused_not_wrong():
+    norm, x = layer(5), values((3, 5, 4, 4)).requires_grad_()
+    (slope,) = torch.autograd.grad(norm_act(norm, nn.ReLU(), x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
+def pre_activation():
+    return PreActResNet((3, 8, 8), 4, nn.ReLU, blocks=(2, 1), stem_width=8, widths=(8, 16))
+
+
+def post_activation():
+    return nn.Sequential(PostActBlock(3, 8, 1, False, nn.ReLU), PostActBlock(8, 4, 2, True, nn.ReLU), nn.Flatten(1))
+
+
+@pytest.mark.parametrize("build", [pre_activation, post_activation])
+def test_a_network_trains_as_without(build):
+    torch.manual_seed(0)
+    unfused = build().to(DEVICE, memory_format=torch.channels_last).train()
+    network = copy.deepcopy(unfused)
+    use_fused(network)
+    x, results = values((4, 3, 8, 8)), []
+    for model in (network, unfused):
+        logits = model(x)
+        logits.square().sum().backward()
+        results.append([logits.detach(), *(one.grad for one in model.parameters()), *model.state_dict().values()])
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5 + 1e-4 * float(theirs.double().abs().max()))
+    assert network.state_dict().keys() == unfused.state_dict().keys()
