@@ -102,6 +102,14 @@ def test_a_list_names_every_row_for_people_and_for_programs(elle, command, rows)
     assert [name for name in rows if name not in table.out] == []
 
 
+def test_a_dataset_that_leaves_a_setting_open_keeps_its_columns(elle):
+    head, *lines = elle("datasets").out.splitlines()
+    folder = next(line for line in lines if line.startswith("folder "))
+    assert folder[head.index("eps") :].startswith("4/255 ")
+    assert folder[head.index("schedule") :].startswith("short ")
+    assert "None" not in folder
+
+
 def test_the_doctor_names_what_is_there_and_what_is_missing(elle, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ELLE_DATA", raising=False)
@@ -161,6 +169,11 @@ def test_training_continues_from_the_checkpoint_given(elle, run_copy):
         (["epoch=3"], "did you mean 'epochs'?"),
         (["eps=8"], "did you mean eps=8/255?"),
         (["fgsm"], "'fgsm' is not key=value"),
+        (["out="], "'out=' has no value"),
+        (["lr=0"], "lr=0: it should be greater than 0"),
+        (["crop=9"], "crop=9 is more padding than images of 8 x 8 pixels"),
+        (["weight=3"], "leave it out, or train with fgsm+elle-a"),
+        (["--config", "."], "is not a readable TOML file: Is a directory"),
         (["method=fgsn"], "did you mean 'fgsm'?"),
         (["data=digit"], "did you mean 'digits'?"),
         (["model=small"], "did you mean 'small-cnn'?"),
@@ -193,6 +206,12 @@ def test_a_mistake_in_the_settings_is_one_line_and_exit_code_2(train_quickly, wo
 )
 def test_a_mistake_in_the_command_line_is_one_line_and_exit_code_2(elle, words):
     assert_one_line(elle(*words), 2)
+
+
+@pytest.mark.parametrize("words", [["compare", "a"], ["train", "--nonsense"], ["data", "get"]], ids=" ".join)
+def test_a_mistake_in_the_command_line_points_to_the_help(elle, words):
+    command = "data get" if words[0] == "data" else words[0]
+    assert elle(*words).err.endswith(f"; see elle {command} --help\n")
 
 
 @pytest.mark.parametrize("word", ["eps=1e400", "seed=18446744073709551616", "method.attack.alpha=fast"])
@@ -244,6 +263,16 @@ def test_a_stopped_run_is_one_line_and_exit_code_1_and_its_advice_works(train_qu
     advice = outcome.err.rpartition("continue with: elle ")[2].split()
     assert advice == ["train", "--out", "run", "--resume"]
     assert "continuing from step 5 of 18" in elle(*advice).out
+
+
+def test_ctrl_c_is_one_line_and_exit_code_130(elle, monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("elle.doctor.examine", interrupt)
+    outcome = elle("doctor")
+    assert_one_line(outcome, 130)
+    assert outcome.err == "elle: interrupted\n"
 
 
 def test_evaluating_gives_each_attack_for_programs_and_in_a_file(elle, run_copy):

@@ -55,6 +55,15 @@ def test_check_fails_where_a_file_cannot_be_read(elle, tmp_path):
     assert "also training images: 1" in outcome.out
 
 
+def test_check_says_where_a_test_split_comes_from_that_has_no_folder(elle, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.png").write_bytes(encoded(small_images(1, (8, 8, 3))[0][0], "PNG"))
+    outcome = elle("data", "check", "folder", "--root", tmp_path)
+    assert outcome.code == 0
+    assert "test: no folder of its own; training takes a tenth of each class for it" in outcome.out
+
+
 def test_separation_prints_the_distance_and_half_of_it(elle, tmp_path):
     x = np.full((4, 8, 8, 3), 100, np.uint8)
     x[1:, 0, 0, 0] = (130, 105, 190)
@@ -87,6 +96,14 @@ def test_mistakes_are_one_line_with_code_two(elle, command):
     assert outcome.err.startswith("elle: no ")
     assert "did you mean 'cifar10'?" in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+def test_a_set_that_comes_with_the_installation_is_not_downloaded(elle):
+    outcome = elle("data", "get", "digits")
+    assert (outcome.code, outcome.err) == (
+        2,
+        "elle: digits comes with the installation: there is nothing to download\n",
+    )
 
 
 def test_nothing_there_names_the_places_and_where_the_root_came_from(elle, tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """`elle evaluate`, `compare` and `show` as a user meets them, for networks trained here and elsewhere."""
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from torch import nn
 
 from elle.data.registry import DATASETS, Dataset
 from elle.data.sources import ImageSet, Split
+from elle.engine.assessment import Files
 
 from .test_cli import assert_one_line
 
@@ -132,6 +135,10 @@ def test_failed_checks_are_printed(elle, tiny):
         (["--devices", ","], "--devices names none"),
         (["--model", "small-cnn"], "--model goes with --weights"),
         (["--eps", "300/255"], "did you mean"),
+        (
+            ["--data", "mnist5k"],
+            "mnist5k has images 1x28x28 in 10 classes, and the network was trained on 1x8x8",
+        ),
         (["--root", "x", "--data", "cifer10"], "did you mean 'cifar10'?"),
     ],
 )
@@ -139,6 +146,40 @@ def test_a_mistake_is_one_line_and_exit_code_2(elle, run_copy, words, hint):
     outcome = elle("evaluate", run_copy, *words)
     assert_one_line(outcome, 2)
     assert hint in outcome.err
+    assert not (run_copy / "evaluation.parts").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["show", "RUN", "--out", "."], "is a folder; name a .png file"),
+        (["show", "RUN", "--out", "x.jpg"], "is no .png"),
+        (["show", "RUN", "--attack", "autoattack"], "autoattack takes too long here"),
+        (["compare", "half.json", "half.json"], "half.json is not a whole record: it has no 'eps'"),
+        (["evaluate", "half.json"], "half.json is not in a run directory"),
+    ],
+)
+def test_a_mistake_around_evaluations_is_one_line_and_exit_code_2(elle, run_copy, words, hint):
+    Path("half.json").write_text('{"schema": "elle-evaluation/1"}')
+    outcome = elle(*(run_copy if word == "RUN" else word for word in words))
+    assert_one_line(outcome, 2)
+    assert hint in outcome.err
+
+
+def test_ctrl_c_in_an_evaluation_saves_what_is_done_and_is_exit_code_130(elle, run_copy, monkeypatch):
+    words = ("evaluate", run_copy, "--attack", "clean,fgsm", "--limit", 20, "--chunk", 10)
+    save = Files.save
+
+    def save_and_interrupt(self, unit, outcome):
+        save(self, unit, outcome)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(Files, "save", save_and_interrupt)
+        outcome = elle(*words)
+    assert_one_line(outcome, 130)
+    assert "stopped by SIGINT; 1 of 4 units are saved" in outcome.err
+    assert elle(*words, "--resume").code == 0
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,8 @@ def test_tuning_tries_each_value_and_names_the_best(elle):
         (["tune", "method=elle", "--weights", "0,1"], "greater than 0"),
         (["tune", "method=elle", "--search", "best"], "there are grid and optuna"),
         (["show-schedule", "shrt"], "no schedule 'shrt', did you mean 'short'"),
-        (["show-schedule", "short", "--out", "no/such/folder.svg"], "cannot write no/such/folder.svg"),
+        (["tune", "method=elle", "weight=3"], "give values with --weights instead"),
+        (["tune", "method=elle", "--search", "optuna", "--storage", "no://x"], "cannot use no://x to keep the trials"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(elle, words, told):

@@ -104,7 +104,7 @@ def test_a_radius_of_zero_or_less_is_refused(text, norm):
         load_config([f"eps={text}", f"norm={norm}"])
 
 
-@pytest.mark.parametrize("text", ["eight", "", "8/0", "8/255/2", "nan", "inf", "0x8"])
+@pytest.mark.parametrize("text", ["eight", "8/0", "8/255/2", "nan", "inf", "0x8"])
 def test_what_is_no_radius_is_refused_with_an_example(text):
     with pytest.raises(InputError, match="write it as 8/255"):
         load_config([f"eps={text}"])
@@ -221,6 +221,18 @@ def test_a_word_without_key_or_equals_is_refused_with_an_example(word):
         parse_words([word])
 
 
+@pytest.mark.parametrize("word", ["out=", "lr=", "method.attack.noise="])
+def test_a_key_without_a_value_is_refused(word):
+    with pytest.raises(InputError, match=f"'{word}' has no value"):
+        parse_words([word])
+
+
+@pytest.mark.parametrize("method", ["fgsm", "gradalign", "n-fgsm"])
+def test_a_weight_for_a_method_without_the_penalty_is_refused(method):
+    with pytest.raises(InputError, match=f"leave it out, or train with {method}\\+elle-a"):
+        load_config([f"method={method}", "weight=3"]).resolved()
+
+
 @pytest.mark.parametrize("word", ["data.root=3", "lr.x=1", "options.attack.noise=3"])
 def test_only_the_method_has_parts(word):
     with pytest.raises(InputError, match="unknown key"):
@@ -228,7 +240,7 @@ def test_only_the_method_has_parts(word):
 
 
 @pytest.mark.parametrize("key", ["root", "out", "model", "track", "final", "device", "data", "method"])
-@pytest.mark.parametrize("text", ["5", "true", "1e3", "a=b", "", " x "])
+@pytest.mark.parametrize("text", ["5", "true", "1e3", "a=b", " x "])
 def test_a_key_of_text_takes_any_text_as_it_is(key, text):
     assert getattr(load_config([f"{key}={text}"]), key) == text
 

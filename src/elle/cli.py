@@ -1,4 +1,4 @@
-"""The `elle` command: parse and dispatch. Errors are one line; exit codes are 0, 1 (the work failed), 2 (bad input)."""
+"""The `elle` command: parse and dispatch. Errors are one line; exit codes: 1 failed work, 2 bad input, 130 Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import typer
 from elle import cli_bench, cli_evaluation, cli_export, cli_recipes, cli_sweep
 from elle.cli_data import app as data_app
 from elle.cli_data import list_datasets
-from elle.config import KEYS, check_radius, load_config, parse_radius, parse_words
-from elle.errors import InputError, WorkError, tell
+from elle.config import KEYS, load_config, parse_words, radius_option
+from elle.errors import InputError, Interrupted, WorkError, tell
 from elle.printing import print_accuracies, print_json, print_rows, print_table
 from elle.version import __version__
 
@@ -45,18 +45,30 @@ _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__n
 def main() -> None:
     """Run the command; a user's mistake and a failed piece of work end in one line each."""
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(prog_name="elle", standalone_mode=False) or 0
+        if code != Interrupted.exit_code:  # else typer has met Ctrl-C, and says nothing
+            sys.exit(code)
+        message = "interrupted"
     except (InputError, WorkError) as problem:
         message, code = str(problem), problem.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        message, code = "interrupted", 1
+        message, code = "interrupted", Interrupted.exit_code
     except _USAGE_ERROR as problem:
-        message, code = problem.format_message(), problem.exit_code
+        message, code = _usage(problem), problem.exit_code
         if "\n" in message.strip():  # `elle` alone: not an error but its help
             problem.show()
             sys.exit(code)
     tell(message, code)
     sys.exit(code)
+
+
+def _usage(problem: Any) -> str:
+    """What is wrong in the command line, and which --help tells how it is written."""
+    message: str = problem.format_message()
+    context = getattr(problem, "ctx", None)
+    if context is None or "\n" in message:
+        return message
+    return f"{message.rstrip('.')}; see {context.command_path} --help"
 
 
 def _version(wanted: bool) -> None:
@@ -248,10 +260,7 @@ def _trained(directory: Path, eps: str | None, limit: int | None, root: str | No
     trained = load_run(directory, pick_device(device))
     radius = trained.config.resolved().eps
     if eps is not None:
-        try:
-            radius = check_radius(parse_radius(eps), trained.config.norm)
-        except ValueError as problem:
-            raise InputError(f"--eps {problem}") from None
+        radius = radius_option(eps, trained.config.norm)
     x, y = trained.test_images(root, limit)
     return trained, x, y, radius
 

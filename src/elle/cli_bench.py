@@ -56,6 +56,8 @@ def bench(
     where = pick_device(device)
     kind = pick_precision(precision, where)
     prepare_device(where, kind)
+    if out is not None:
+        _check_folder(out)  # before minutes of measuring, not after
     setting = Setting(where, kind, model, batch, memory, penalty, fused)  # type: ignore[arg-type]  # checked above
     rows = []
     for name in names:
@@ -107,11 +109,17 @@ def _print(result: dict[str, Any]) -> None:
             print_table(["share", "ms a step", "calls", "kernel"], kernels)
 
 
+def _check_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"--out {folder} cannot be a folder: {problem.strerror}; choose another") from None
+
+
 def _write(folder: Path, result: dict[str, Any]) -> list[Path]:
     """bench-NETWORK-DEVICE-torchVERSION.json and .svg."""
-    from elle.engine.checkpoint import write_json
     from elle.experiments.stacked_bars import Bars, draw_bars
-    from elle.files import write_atomically
+    from elle.files import write_json, write_text
 
     device = re.sub(r"[^a-z0-9]+", "-", result["device"].lower()).strip("-")
     told = (("memory", "auto", ""), ("penalty", "trained", ""), ("fused", "off", "fused-"))
@@ -127,5 +135,5 @@ def _write(folder: Path, result: dict[str, Any]) -> list[Path]:
         [(row["forward_ms"], row["backward_ms"]) for row in rows],
     )
     write_json(files[0], result)
-    write_atomically(files[1], draw_bars(figure).encode())
+    write_text(files[1], draw_bars(figure))
     return files

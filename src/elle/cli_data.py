@@ -9,6 +9,7 @@ import typer
 
 from elle.config import format_radius
 from elle.data.registry import DATASETS, data_folder, find_dataset, load_dataset
+from elle.errors import InputError
 from elle.printing import print_json, print_rows, print_table
 
 app = typer.Typer(
@@ -46,6 +47,8 @@ def get(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 
     from elle.data import download
 
+    if not find_dataset(name).needs_root:
+        raise InputError(f"{name} comes with the installation: there is nothing to download")
     folder = data_folder(root)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(file=sys.stderr if as_json else sys.stdout)
@@ -85,7 +88,10 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
         ]
         print_table(["class", *splits], rows)
         for split, one in splits.items():
-            sizes = ", ".join(f"{size} ({count})" for size, count in one["sizes"].items()) or "none"
+            if not one["images"] and not one["unreadable"]:
+                print(f"{split}: no folder of its own; training takes a tenth of each class for it")
+                continue
+            sizes = ", ".join(f"{size} ({count})" for size, count in one["sizes"].items())
             print(f"{split}: pixels {sizes}; mean {one['mean']}, std {one['std']}")
             for line in one["unreadable"]:
                 print(f"{split}: unreadable: {line}")

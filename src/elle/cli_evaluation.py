@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elle.config import check_radius, format_radius, parse_radius
+from elle.config import format_radius, radius_option
 from elle.errors import InputError, nearest
 from elle.printing import print_accuracies, print_json, print_table
 
@@ -163,6 +163,8 @@ def show(
     from elle.evaluation.picture import attacked_rows, draw
 
     source = Source(run, model, weights, data, root)
+    if out is not None and (out.is_dir() or out.suffix.lower() != ".png"):
+        raise InputError(f"--out {out} is {'a folder' if out.is_dir() else 'no .png'}; name a .png file")
     subject = load_subject(source, pick_device(device))
     attacks = parse_tracked(attack, subject.norm)  # type: ignore[arg-type]
     radius = _radius(eps, None, subject)
@@ -174,7 +176,7 @@ def show(
 
 def read_record(path: Path) -> dict[str, Any]:
     """An evaluation's record, from its file or the directory it is in."""
-    from elle.evaluation.results import SCHEMA
+    from elle.evaluation.results import COMPARED, SCHEMA
 
     file = path / "evaluation.json" if path.is_dir() else path
     if not file.is_file():
@@ -186,6 +188,8 @@ def read_record(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         found = record.get("schema") if isinstance(record, dict) else None
         raise InputError(f"{file} is not a record of the schema {SCHEMA} (its schema is {found!r}); evaluate again")
+    if missing := [key for key in (*COMPARED, "data", "attacks") if key not in record]:
+        raise InputError(f"{file} is not a whole record: it has no {missing[0]!r}; evaluate again")
     return record
 
 
@@ -206,10 +210,7 @@ def _radius(eps: str | None, norm: str | None, subject: Any) -> float:
         if norm not in (None, subject.norm):
             raise InputError(f"--norm {norm} needs --eps: the run's radius is one of {subject.norm}")
         return float(subject.eps)
-    try:
-        return check_radius(parse_radius(eps), norm or subject.norm)
-    except ValueError as problem:
-        raise InputError(f"--eps {problem}") from None
+    return radius_option(eps, norm or subject.norm)
 
 
 @contextlib.contextmanager

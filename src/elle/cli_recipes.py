@@ -50,15 +50,13 @@ def show_schedule(
     """
     from elle.experiments.chart import draw
     from elle.experiments.schedule_chart import schedule_chart, schedule_values
+    from elle.files import write_text
 
     if as_json and out is None:
         print_json(schedule_values(name))
         return
     chart, path = schedule_chart(name), out or Path(f"{name}.svg")
-    try:
-        path.write_text(draw(chart), encoding="utf-8")
-    except OSError as problem:
-        raise InputError(f"cannot write {path}: {problem.strerror}") from None
+    write_text(path, draw(chart))
     if as_json:
         print_json(schedule_values(name))
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elle.errors import InputError, WorkError
+from elle.errors import InputError, Interrupted, WorkError
 from elle.printing import print_json, print_table
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ def sweep(
 
     Example: elle sweep table-2 --only eps=8/255 method=elle-a --seeds 1 --gpus 0,1
     """
-    from elle.experiments.files import FolderLock
     from elle.experiments.recipe import load_recipe
     from elle.experiments.sweep import chosen_runs, plan, run_sweep, write_manifest
     from elle.experiments.sweep_view import SweepView
+    from elle.files import FolderLock
 
     if on not in ("local", "ray"):
         raise InputError(f"--on {on}: write local or ray")
@@ -56,6 +56,7 @@ def sweep(
         _print_plan(plan(configs, folder), folder, as_json)
         return
     places = _gpus(gpus)
+    _check_methods({config.method for config in configs})
     with FolderLock(folder, ".sweep.lock"):
         items = plan(configs, folder)
         write_manifest(folder, str(Path(recipe).absolute()) if recipe.endswith(".toml") else recipe, items)
@@ -92,7 +93,21 @@ def _gpus(text: str | None) -> list[int]:
     names = [name.strip() for name in text.split(",")] if text else []
     if not all(name.isdigit() for name in names):
         raise InputError(f"--gpus {text}: write the numbers of GPUs, for example 0,1")
+    if names:
+        import torch
+
+        there = torch.cuda.device_count()
+        if max(map(int, names)) >= there:  # the runs would train on the CPU
+            raise InputError(f"--gpus {text}: this machine has {there} CUDA devices that torch can use")
     return [int(name) for name in names]
+
+
+def _check_methods(names: set[str]) -> None:
+    """A mistyped method is told before the first run, not after the last."""
+    from elle.methods import find_method
+
+    for name in sorted(names):
+        find_method(name)
 
 
 def _rows(items: list[Item]) -> list[dict[str, str]]:
@@ -113,7 +128,7 @@ def _print_plan(items: list[Item], folder: Path, as_json: bool) -> None:
 
 def _interrupted(items: list[Item], folder: Path) -> None:
     finished = sum(item.state == "finished" for item in items)
-    raise WorkError(
+    raise Interrupted(
         f"interrupted: {finished} of {len(items)} runs are finished, the others are saved in {folder}; "
         f"go on with the same command"
     )

@@ -49,6 +49,14 @@ def check_radius(eps: float, norm: str) -> float:
     return eps
 
 
+def radius_option(text: str, norm: str) -> float:
+    """The radius that a command's --eps gives."""
+    try:
+        return check_radius(parse_radius(text), norm)
+    except ValueError as problem:
+        raise InputError(f"--eps {text}: {problem}") from None
+
+
 def _phases(value: Any) -> tuple[Phase, ...] | None:
     return None if value is None else parse_phases(value)
 
@@ -164,6 +172,11 @@ class Config(BaseModel):
         defaults |= _of_phases(self.phases)
         open_keys = {key: value for key, value in defaults.items() if getattr(self, key) is None}
         penalty = self.method.rpartition("+")[2]
+        if self.weight is not None and penalty not in dataset.weights:
+            raise InputError(
+                f"weight={self.weight:g} is lambda of ELLE's penalty, which method={self.method} does not have; "
+                f"leave it out, or train with {self.method}+elle-a"
+            )
         if self.weight is None and penalty in dataset.weights:
             weight = dataset.weights[penalty]
             eps: float = open_keys["eps"] if self.eps is None else self.eps
@@ -249,7 +262,7 @@ def _first_problem(problem: ValidationError) -> str:
     if key.startswith("options"):
         part = key.removeprefix("options.")
         return f"method.{part}: write options as method.PART.FIELD=VALUE, for example method.attack.noise=3"
-    message = error["msg"].removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     return message if error["type"] == "value_error" and not key else f"{key}={error['input']!r}: {message}"
 
 
@@ -260,6 +273,8 @@ def parse_words(words: Sequence[str]) -> dict[str, Any]:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise InputError(f"{word!r} is not key=value, for example method=elle-a")
+        if not text:
+            raise InputError(f"{word!r} has no value; write one, or leave the word out")
         place = values
         *folders, name = key.split(".")
         if (folders or [name])[0] not in KEYS or (folders and folders[0] != "method"):
@@ -320,5 +335,7 @@ def read_toml(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{file} does not exist") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
+    except OSError as problem:
+        raise InputError(f"{file} is not a readable TOML file: {problem.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise InputError(f"{file} is not a readable TOML file: {problem}") from None

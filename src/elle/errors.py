@@ -1,4 +1,4 @@
-"""The two ways a command ends badly; `cli` prints the message on one line and exits with the code."""
+"""The ways a command ends badly; `cli` prints the message on one line and exits with the code."""
 
 import difflib
 import os
@@ -17,6 +17,18 @@ class WorkError(RuntimeError):
     """The input was fine but the work failed (a full disk, a diverged run)."""
 
     exit_code = 1
+
+
+class Interrupted(WorkError):
+    """The user ended the work with Ctrl-C; the code is the one shells use for it."""
+
+    exit_code = 130
+
+
+def stopped_by(signal_name: str, words: str) -> WorkError:
+    """The one line for work that a signal ended: what is saved, and how to go on."""
+    kind = Interrupted if signal_name == "SIGINT" else WorkError
+    return kind(f"stopped by {signal_name}{words}")
 
 
 REASONS = "ELLE_REASONS"

@@ -13,11 +13,12 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Records with the same keys, as JSON or as a table."""
+    """Records as JSON or as a table; what a record does not say stays empty."""
     if as_json:
         print_json(rows)
     else:
-        print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        print_table(columns, [["" if row.get(key) is None else str(row[key]) for key in columns] for row in rows])
 
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:

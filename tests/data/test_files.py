@@ -128,11 +128,10 @@ def test_a_header_that_claims_more_than_there_is_is_refused(tmp_path):
         open_archive(tmp_path / "a.tar.gz", ["a"])
 
 
-# Named: compressed data holds the time, and workers that collect a test must agree on its name.
 @pytest.mark.parametrize(
     "content",
     [b"text", gzip.compress(b"text" * 200), gzip.compress(os.urandom(2000))[:-900]],
-    ids=["text", "compressed text", "cut"],
+    ids=["text", "compressed text", "cut"],  # not the bytes: they hold the time, and two workers would collect others
 )
 def test_what_is_no_archive_is_named(tmp_path, content):
     path = tmp_path / "a.tar.gz"

@@ -103,9 +103,10 @@ def test_missing_unknown_and_empty_classes_are_named(tmp_path):
 
 
 def test_a_root_without_classes_says_the_layout(tmp_path):
-    refused(lambda: index_folder(tmp_path), tmp_path / "train", "no such folder", "train/CLASS")
+    refused(lambda: index_folder(tmp_path / "nowhere"), tmp_path / "nowhere: no such folder", "train/CLASS")
+    refused(lambda: index_folder(tmp_path), f"{tmp_path}: no class folders", "train/CLASS")
     (tmp_path / "train").mkdir()
-    refused(lambda: index_folder(tmp_path), "no class folders", "train/CLASS")
+    refused(lambda: index_folder(tmp_path), tmp_path / "train: no class folders", "train/CLASS")
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,21 @@ def test_a_folder_in_place_of_a_checkpoint_is_refused_and_the_older_one_offered(
     assert_refused(newer, older)
 
 
+def test_a_file_in_place_of_a_folder_is_a_failed_write(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(WorkError, match=r"could not write .*file/x\.json: File exists"):
+        checkpoint.write_json(tmp_path / "file" / "x.json", {})
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_an_older_checkpoint_that_cannot_be_read_either_is_not_offered(tmp_path):
+    older, newer = save_two(tmp_path)
+    older.write_bytes(b"")
+    newer.write_bytes(b"")
+    with pytest.raises(InputError, match="there is no older one to use"):
+        checkpoint.load_checkpoint(newer)
+
+
 def test_without_an_older_checkpoint_the_error_says_so(tmp_path):
     path = checkpoint.save_checkpoint(tmp_path, 10, TENSORS, {})
     path.write_bytes(b"")
@@ -239,6 +254,6 @@ def test_a_killed_process_lets_go_of_its_run_directory(settings, holder):
 
 def test_a_file_in_place_of_a_run_directory_is_refused(settings, tmp_path):
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(InputError, match="cannot use .*run as a run directory"):
+    with pytest.raises(InputError, match="cannot use the folder .*run: "):
         train(settings())
     assert (tmp_path / "run").read_text() == "mine"

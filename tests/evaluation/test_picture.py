@@ -38,6 +38,20 @@ def test_the_rows_are_correct_images_and_points_inside_the_ball(model, data):
     assert multi.predicted != multi.y, "PGD breaks nothing: the test shows nothing"
 
 
+def test_sorted_images_are_shown_from_every_class():
+    def class_of(x):
+        """Class 0 for dark images, 1 for bright ones."""
+        level = x.mean((1, 2, 3))
+        return torch.stack([0.5 - level, level - 0.5], 1)
+
+    x = np.concatenate([np.zeros((50, 3, 4, 4), np.uint8), np.full((50, 3, 4, 4), 255, np.uint8)])
+    y = np.repeat(np.arange(2), 50)
+    network = torch.nn.Module()
+    network.forward = class_of
+    (original,) = attacked_rows(network, x, y, [], 0.1, count=4)
+    assert original.y == [0, 0, 1, 1]
+
+
 def test_the_png_has_a_tile_for_each_image_and_perturbation(model, data, tmp_path):
     drawn = rows(model, data)
     draw(drawn, EPS, ["cat", "dog", "a very long name of a class", "deer"], tmp_path / "new" / "picture.png")

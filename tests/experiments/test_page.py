@@ -216,6 +216,12 @@ def test_labels_of_marks_do_not_overlap() -> None:
     assert len(set(heights)) == 2
 
 
+def test_the_band_of_an_accuracy_ends_at_0_and_100_percent() -> None:
+    svg = draw(Chart("t", "x", "y", [Series("a", [0, 1], [0.5, 0.5], spread=[0.7, 0.7])], percent=True))
+    labels = re.findall(r">(-?\d+)%<", svg)
+    assert (min(map(int, labels)), max(map(int, labels))) == (0, 100)
+
+
 def test_a_name_has_one_colour_on_the_whole_page() -> None:
     first = chart(Series("fgsm", [0, 1], [0, 1]), Series("elle-a", [0, 1], [1, 0]))
     second = chart(Series("trades", [0, 1], [0, 1]), Series("elle-a", [0, 1], [1, 0]))

@@ -1,6 +1,7 @@
 """Runs drawn, watched and compared, from directories made by hand; and the loss surface of a small network."""
 
 import json
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -56,9 +57,22 @@ def test_what_a_rollback_has_undone_is_drawn_beside_the_run(tmp_path):
     ]
     run = open_run(run_directory(tmp_path / "run", events=events))
     assert [one.name for one in course([run], ["run"])[0].series] == ["run", "run, undone"]
-    assert (falls(run), run.collapse_step()) == ([2.0], None)
+    assert (falls(run), run.collapse_step()) == ([(2.0, "collapse")], None)
     # The method it was started with has not held, although the run has.
     assert delayed_collapse([run])[0]["first_collapse_epoch"] == 2
+
+
+def test_a_collapse_that_passed_is_not_drawn_as_one(tmp_path):
+    events = [
+        {"event": "collapse", "step": 25, "since": 20, "evidence": "it fell"},
+        {"event": "recovery", "step": 35, "since": 30, "evidence": "it is back"},
+    ]
+    run = open_run(run_directory(tmp_path / "run", events=events))
+    assert falls(run) == [(2.0, "fall, recovery")]
+    write_pictures(tmp_path / "page.html", [run], {})
+    page = (tmp_path / "page.html").read_text()
+    assert "2.0 (recovered)" in page
+    assert "It had recovered at step 35." in re.sub(r"<[^>]+>", "", page).replace("&nbsp;", " ")
 
 
 def test_figure_9_has_every_step(tmp_path):

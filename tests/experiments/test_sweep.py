@@ -12,7 +12,6 @@ import pytest
 
 from elle.config import load_config
 from elle.errors import InputError
-from elle.experiments.files import FolderLock, is_held
 from elle.experiments.local import LocalExecutor
 from elle.experiments.parcel import pack, unpack
 from elle.experiments.recipe import load_recipe
@@ -20,6 +19,7 @@ from elle.experiments.rundir import open_run
 from elle.experiments.sweep import Item, chosen_runs, plan, run_name, run_sweep
 from elle.experiments.sweep_view import SweepView, duration
 from elle.experiments.training import is_running, outcome
+from elle.files import FolderLock, is_held
 
 from .recipes import tiny_recipe
 
@@ -108,6 +108,25 @@ def test_only_chooses_runs_and_a_dry_run_starts_none(tmp_path, elle, monkeypatch
     assert elle("sweep", "tiny.toml", "--only", "method=eps").code == 2
     assert elle("sweep", "tiny.toml", "--gpus", "a").code == 2
     assert elle("sweep", "tiny.toml", "--on", "moon").code == 2
+
+
+def test_a_gpu_that_is_not_there_is_told_before_a_run_trains_on_the_cpu(tmp_path, elle, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_recipe(tmp_path)
+    outcome = elle("sweep", "tiny.toml", "--gpus", "0,99")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "CUDA devices that torch can use" in outcome.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_mistyped_method_is_told_before_any_run(tmp_path, elle, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tiny_recipe(tmp_path)
+    file.write_text(file.read_text().replace("fgsm", "fgsn"))
+    outcome = elle("sweep", "tiny.toml")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "did you mean 'fgsm'?" in outcome.err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_key_given_twice_allows_either(tmp_path):

@@ -51,7 +51,8 @@ def index_folder(root: Path) -> FolderIndex:
         train = root  # classes and nothing else: nobody has split them
     folders = _class_folders(train)
     if not folders:
-        raise InputError(f"{train}: {'no class folders in it' if train.is_dir() else 'no such folder'}; {_LAYOUT}")
+        place = train if train.is_dir() or below else root
+        raise InputError(f"{place}: {'no class folders in it' if place.is_dir() else 'no such folder'}; {_LAYOUT}")
     training, test = _by_class(train, folders), None
     if set(_class_folders(root / "test")) & set(folders):
         test = _by_class(root / "test", folders)

@@ -44,6 +44,9 @@ class Resident:
     """A whole training set on the device as uint8; batches are cropped, flipped and converted there."""
 
     def __init__(self, data: Split, device: torch.device | str, crop: int = 0, flip: bool = False) -> None:
+        height, width = data.x.shape[2:]
+        if crop > min(height, width):
+            raise InputError(f"crop={crop} is more padding than images of {height} x {width} pixels have; use less")
         self.crop = crop
         self.flip = flip
         # A batch comes in the layout of the set; convolutions on a GPU are fastest with the channels last.
@@ -51,7 +54,6 @@ class Resident:
         padded = pad(torch.tensor(data.x, device=device), (crop, crop, crop, crop))
         self.x = padded.contiguous(memory_format=layout)
         self.y = torch.tensor(data.y, device=device)
-        height, width = data.x.shape[2:]
         # Every crop of every image, [N, top, left, C, H, W]: a view, from which one gather takes a batch.
         self._crops = self.x.unfold(2, height, 1).unfold(3, width, 1).permute(0, 2, 3, 1, 4, 5)
 

@@ -24,14 +24,14 @@ import numpy as np
 import torch
 
 from elle.config import format_radius
-from elle.engine.checkpoint import RunLock, write_json
+from elle.engine.checkpoint import RunLock
 from elle.engine.runtime import pick_device
 from elle.engine.subject import Source, Subject, load_subject
-from elle.errors import InputError, WorkError
+from elle.errors import InputError, WorkError, stopped_by
 from elle.evaluation.evaluate import device_name, record_of
 from elle.evaluation.names import parse_attacks
 from elle.evaluation.units import Outcome, Settings, Unit, Worker, count_chunks, plan
-from elle.files import write_atomically
+from elle.files import write_atomically, write_json
 
 PARTS = "evaluation.parts"
 RESULT = "evaluation.json"
@@ -177,9 +177,8 @@ def _stoppable(parts: Path, total: int) -> Iterator[None]:
         yield
     except _Stopped as stopped:
         count = len(list(parts.glob("*.npz")))
-        raise WorkError(
-            f"stopped by {stopped}; {count} of {total} units are saved; the same command with --resume goes on"
-        ) from None
+        words = f"; {count} of {total} units are saved; the same command with --resume goes on"
+        raise stopped_by(str(stopped), words) from None
     except torch.OutOfMemoryError:
         raise WorkError(
             "the device's memory is full; what is done is saved; go on with --resume and a smaller --batch"

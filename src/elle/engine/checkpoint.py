@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from elle.errors import InputError
-from elle.files import not_written, write_atomically
+from elle.files import FolderLock, not_written, write_atomically
+from elle.files import write_json as write_json
 
 KEPT = 2
 """Checkpoints kept in a run directory: the newest, and the one before in case it cannot be read."""
@@ -28,11 +27,6 @@ def append_line(path: Path, value: Any) -> None:
             file.write(json.dumps(value) + "\n")
     except OSError as problem:
         raise not_written(path, problem) from None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """A JSON file, atomically."""
-    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def write_lines(path: Path, values: list[Any]) -> None:
@@ -98,38 +92,24 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if header.get("kind") != "checkpoint":
             raise InputError(f"{path} is not a checkpoint")
     except InputError as problem:
-        older = [other for other in checkpoints(path.parent.parent) if other.name < path.name]
-        offer = f"; the one before it can be used: --from {older[-1]}" if older else "; there is no older one"
+        older = [other for other in checkpoints(path.parent.parent) if other.name < path.name and _readable(other)]
+        offer = f"; the one before it can be used: --from {older[-1]}" if older else "; there is no older one to use"
         raise InputError(f"{problem}{offer}") from None
     return tensors, header
 
 
-class RunLock:
-    """Holds a run directory for one process; the system lets go when the process ends, however it ends."""
+def _readable(path: Path) -> bool:
+    try:
+        read_tensors(path)
+    except InputError:
+        return False
+    return True
+
+
+class RunLock(FolderLock):
+    """Holds a run directory; what a process that was killed while writing left in it is removed."""
 
     def __init__(self, run: Path) -> None:
-        try:
-            run.mkdir(parents=True, exist_ok=True)
-            self._file = open(run / ".lock", "a+")  # noqa: SIM115 (held for the life of the run)
-        except OSError as problem:
-            raise InputError(f"cannot use {run} as a run directory: {problem.strerror}") from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.seek(0)
-            holder = self._file.read().strip() or "unknown"
-            self._file.close()
-            raise InputError(
-                f"{run} is in use by another process ({holder}); wait for it or choose another out"
-            ) from None
+        super().__init__(run, ".lock")
         for left_over in run.rglob(".*.part"):
-            left_over.unlink()  # of a process that was killed while writing
-        self._file.truncate(0)
-        self._file.write(f"pid {os.getpid()}")
-        self._file.flush()
-
-    def __enter__(self) -> RunLock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+            left_over.unlink()

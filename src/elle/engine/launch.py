@@ -13,7 +13,7 @@ import torch
 
 from elle.config import Config
 from elle.engine.ranks import LOST
-from elle.errors import REASONS, InputError, WorkError
+from elle.errors import REASONS, InputError, Interrupted, WorkError
 
 
 def speaks() -> bool:
@@ -83,4 +83,5 @@ def _reason(folder: Path, codes: dict[int, int]) -> InputError | WorkError:
     code, text = causes[rank]
     # What the first rank says, or several say alike, is of the whole job.
     line = text if rank == 0 or len(causes) > len(set(causes.values())) else f"rank {rank}: {text}"
-    return InputError(line) if code == InputError.exit_code else WorkError(line)
+    kinds = {InputError.exit_code: InputError, Interrupted.exit_code: Interrupted}
+    return kinds.get(code, WorkError)(line)

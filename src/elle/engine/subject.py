@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from elle.config import Config
 from elle.data.registry import find_dataset, load_dataset
 from elle.data.sources import ImageSet, Split
-from elle.engine.trained import load_run
+from elle.engine.trained import load_network, load_run, misfit
 from elle.errors import InputError
 from elle.models.registry import build_model
 
@@ -94,10 +94,29 @@ def load_subject(source: Source, device: torch.device) -> Subject:
 
 def _run(source: Source, path: Path) -> Subject:
     weights = path if path.is_file() else path / "model.safetensors"
+    if path.is_file() and not (_run_of(path) / "config.toml").exists():
+        raise InputError(f"{path} is not in a run directory; give one, or --weights {path} with --model and --data")
     trained = load_run(_run_of(path), weights=weights)
     config = trained.config.resolved()
     images = load_dataset(source.data or config.data, source.root or config.root, image_size=config.image_size)
+    if source.data is not None:
+        _check_fit(source.data, images, weights)
     return _subject(trained.model, images, config, weights, source)
+
+
+def _check_fit(data: str, images: ImageSet, weights: Path) -> None:
+    """Refuse images that the run's network was not made for, before anything is written."""
+    _, header = load_network(weights)
+    shape, classes = tuple(header["shape"]), len(header["classes"])
+    if images.test.x.shape[1:] != shape or len(images.classes) != classes:
+        raise InputError(
+            f"--data {data} has images {_shape(images.test.x.shape[1:])} in {len(images.classes)} classes, and the "
+            f"network was trained on {_shape(shape)} in {classes}; leave --data out"
+        )
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _run_of(path: Path) -> Path:
@@ -134,19 +153,23 @@ def _fit(model: nn.Module, tensors: dict[str, Tensor], file: Path, name: str) ->
     try:
         model.load_state_dict(tensors)
     except RuntimeError as problem:
-        reason = str(problem).splitlines()[-1].strip()
-        raise InputError(f"{file} does not fit the network {name}: {reason}") from None
+        raise InputError(misfit(file, name, problem)) from None
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
     """The state_dict in a .safetensors file, or in a torch file that holds tensors and plain containers alone."""
     if not file.is_file():
-        raise InputError(f"--weights {file} does not exist")
+        raise InputError(f"--weights {file} {'is a folder, not a file' if file.is_dir() else 'does not exist'}")
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
         found: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as problem:
+    except pickle.UnpicklingError:  # torch's own words advise to run what is in the file
+        raise InputError(
+            f"--weights {file} holds more than tensors, or is no torch file; "
+            f"save it with torch.save(model.state_dict(), FILE)"
+        ) from None
+    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as problem:
         reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
         raise InputError(
             f"--weights {file} is neither safetensors nor a plain state_dict ({reason}); "

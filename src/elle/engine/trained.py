@@ -70,9 +70,14 @@ def load_network(weights: Path, checkpoint: bool = True) -> tuple[nn.Module, dic
     try:
         model.load_state_dict(tensors)
     except RuntimeError as problem:
-        reason = str(problem).splitlines()[-1].strip()
-        raise InputError(f"{weights} does not fit the network {header['model']}: {reason}") from None
+        raise InputError(misfit(weights, header["model"], problem)) from None
     return model.eval(), header
+
+
+def misfit(file: Path, model: str, problem: RuntimeError) -> str:
+    """The one line for weights of another network, of which torch would name every single one."""
+    reason = str(problem).splitlines()[-1].strip()
+    return f"{file} does not fit the network {model}: {reason if len(reason) < 200 else reason[:200] + ' ...'}"
 
 
 def load(directory: str | Path, device: torch.device | str = "cpu") -> nn.Module:

@@ -37,16 +37,19 @@ def parse_attacks(names: str, norm: Norm = "linf") -> list[EvaluationAttack]:
         raise InputError(f"norm {norm!r} does not exist{nearest(norm, NORMS)}; use linf, l2 or l1")
     attacks = {one: _parse_attack(one, norm) for name in names.split(",") if (one := name.strip())}
     if not attacks:
-        raise InputError("no attack given; for example --attack clean,pgd-20")
+        raise InputError("no attack given; for example clean,pgd-20")
     return list(attacks.values())
 
 
 def parse_tracked(names: str, norm: Norm = "linf") -> list[EvaluationAttack]:
-    """The attacks that may run while training: AutoAttack's take too long."""
+    """The attacks that may run while training, or be drawn: AutoAttack's take too long."""
     attacks = parse_attacks(names, norm)
     for one in attacks:
         if one.parts:
-            raise InputError(f"track={one.name} would take longer than training; name it in `final` instead")
+            raise InputError(
+                f"{one.name} takes too long here; use clean, fgsm, pgd-STEPS or pgd-STEPS-RESTARTS "
+                f"(in training, name it in `final` instead of `track`)"
+            )
     return attacks
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from elle.errors import InputError
 from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack
+from elle.files import write_atomically
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -46,7 +48,7 @@ def attacked_rows(
     count: int,
     seed: int = 0,
 ) -> list[Row]:
-    """The first `count` images that are classified correctly, and the last point of each attack on them."""
+    """`count` images classified correctly, from all over the set, and the last point of each attack on them."""
     device = device_of(model, torch.device("cpu"))
     with evaluation_mode(model, seed, device), exact_float32(device):
         points, labels = _correct_ones(model, x, y, count, device)
@@ -62,9 +64,12 @@ def _correct_ones(
     model: nn.Module, x: npt.NDArray[np.uint8], y: npt.NDArray[np.int64], count: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     kept: list[tuple[Tensor, Tensor]] = []
+    # Every so many images, not the first: files lie class by class.
+    order = np.argsort(np.arange(len(y)) % max(1, len(y) // count), kind="stable")
     for first in range(0, len(y), 256):
-        points = torch.from_numpy(np.array(x[first : first + 256])).to(device).float() / 255
-        labels = torch.from_numpy(np.array(y[first : first + 256])).to(device)
+        block = order[first : first + 256]
+        points = torch.from_numpy(np.array(x[block])).to(device).float() / 255
+        labels = torch.from_numpy(np.array(y[block])).to(device)
         with torch.no_grad():
             right = ~is_wrong(model(points).float(), labels)
         kept.append((points[right], labels[right]))
@@ -105,8 +110,9 @@ def draw(rows: Sequence[Row], eps: float, classes: Sequence[str], path: Path) ->
                 words = _fitting(classes[predicted], font)
                 pen.text((left + TILE / 2, top + TILE + 1), words, RIGHT if predicted == label else WRONG, font, "ma")
         top += height
-    path.parent.mkdir(parents=True, exist_ok=True)
-    canvas.save(path)
+    content = io.BytesIO()
+    canvas.save(content, "PNG")
+    write_atomically(path, content.getvalue())
 
 
 def _fitting(words: str, font: FreeTypeFont | ImageFont) -> str:

@@ -14,6 +14,8 @@ from elle.evaluation.names import EvaluationAttack
 from elle.evaluation.units import Bools, Outcome, Settings, Store, Unit, count_chunks
 
 SCHEMA = "elle-evaluation/1"
+COMPARED = ("eps", "norm", "seed", "engine", "precision")
+"""Settings in which two results may differ; a comparison says so."""
 Entry = dict[str, Any]
 
 
@@ -94,7 +96,7 @@ def compared(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"the results share no attack: A has {', '.join(a['attacks'])}, B has {', '.join(b['attacks'])}"
         )
-    differing = [key for key in ("eps", "norm", "seed", "engine", "precision") if a[key] != b[key]]
+    differing = [key for key in COMPARED if a[key] != b[key]]
     return {
         "schema": "elle-comparison/1",
         "total": a["data"]["count"],

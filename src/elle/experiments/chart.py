@@ -113,7 +113,11 @@ def draw(chart: Chart, names: Sequence[str] = ()) -> str:
     direct = longest <= MAX_NAME and len(labels) <= MAX_NAMES
 
     xs = [x for x, _ in points] + [x for x, _ in marks]
-    bands = [(order.index(series.name), _edges(series)) for series in chart.series if series.spread and not chart.log]
+    bands = [
+        (order.index(series.name), _edges(series, chart.percent))
+        for series in chart.series
+        if series.spread and not chart.log
+    ]
     ys = [y for _, y in points] + [y for _, edges in bands for point in edges for y in point[1:]]
     x_axis = linear_axis(xs, tight=True, whole=all(x.is_integer() for x in xs))
     y_axis = log_axis(ys, chart.percent) if chart.log else linear_axis(ys, percent=chart.percent)
@@ -172,13 +176,14 @@ def _runs(series: Series, log: bool) -> Runs:
 Edge = tuple[float, float, float]  # x, and the band's lower and upper end there
 
 
-def _edges(series: Series) -> list[Edge]:
-    """The band around a line, where both are known."""
+def _edges(series: Series, percent: bool) -> list[Edge]:
+    """The band around a line, where both are known; there is no accuracy below 0 or above 1."""
     edges = []
     for raw_x, raw_y, raw_spread in zip(series.x, series.y, series.spread, strict=True):
         x, y, spread = _number(raw_x), _number(raw_y), _number(raw_spread)
         if x is not None and y is not None and spread is not None:
-            edges.append((x, y - spread, y + spread))
+            low, high = y - spread, y + spread
+            edges.append((x, max(low, 0.0), min(high, 1.0)) if percent else (x, low, high))
     return edges
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from elle.experiments.chart import COLOURS, escape
 from elle.experiments.figure import Figure, draw_figure, series_names
-from elle.experiments.files import write_text
+from elle.files import write_text
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1f2328; --soft: #59636e;

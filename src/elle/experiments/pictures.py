@@ -38,8 +38,8 @@ def unique_names(runs: Sequence[RunDirectory]) -> list[str]:
 
 def course(runs: Sequence[RunDirectory], names: Sequence[str]) -> list[Chart]:
     """Figure 2: accuracies, misalignment and E_lin over the epochs, each collapse marked."""
-    marks = [(at, f"{name} collapses" if len(runs) > 1 else "collapse")
-             for run, name in zip(runs, names, strict=True) for at in falls(run)]  # fmt: skip
+    marks = [(at, f"{name}: {word}" if len(runs) > 1 else word)
+             for run, name in zip(runs, names, strict=True) for at, word in falls(run)]  # fmt: skip
     specifications = [
         ("Accuracy under a multi-step attack", "accuracy", "multi", "On the monitor's probe.", {"percent": True}),
         ("Accuracy under a single-step attack", "accuracy", "single", "Rises in a collapse: the network fools its own "
@@ -83,11 +83,16 @@ def _mean(value: Any) -> float | None:
     return value.get("mean") if isinstance(value, dict) else value
 
 
-def falls(run: RunDirectory) -> list[float]:
-    """The epochs at which the monitor, or the records, saw a collapse begin."""
-    seen = [run.epoch_of(event["since"]) for event in run.events if event["event"] == "collapse" and "since" in event]
+def falls(run: RunDirectory) -> list[tuple[float, str]]:
+    """The epochs at which the monitor, or the records, saw a collapse begin, and whether it passed by itself."""
+    seen: list[tuple[float, str]] = []
+    for event in run.events:
+        if event["event"] == "collapse" and "since" in event:
+            seen.append((run.epoch_of(event["since"]), "collapse"))
+        elif event["event"] == "recovery" and seen:
+            seen[-1] = seen[-1][0], "fall, recovery"
     step = run.collapse_step()
-    return seen or ([] if step is None else [run.epoch_of(step)])
+    return seen or ([] if step is None else [(run.epoch_of(step), "collapse")])
 
 
 def weight_evolution(run: RunDirectory, name: str) -> list[Chart]:
@@ -157,7 +162,8 @@ def _summary(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
                 str(run.records[-1]["epoch"] if run.records else 0),
                 f"{max(levels):.1%}" if levels else "-",
                 f"{levels[-1]:.1%}" if levels else "-",
-                ", ".join(f"{at:.1f}" for at in falls(run)) or "-",
+                ", ".join(f"{at:.1f}" + (" (recovered)" if "recovery" in word else "") for at, word in falls(run))
+                or "-",
                 str(sum(event["event"] == "rollback" for event in run.events)),
             )
         )
@@ -170,4 +176,8 @@ def _sentence(run: RunDirectory, name: str) -> str:
     told = [event for event in run.events if event["event"] == "collapse" and "evidence" in event]
     if not told:
         return f"{name}: no collapse." if run.collapse_step() is None else f"{name} collapsed."
-    return f"{name} collapsed at step {told[0]['since']}: {told[0]['evidence']}."
+    sentence = f"{name} collapsed at step {told[0]['since']}: {told[0]['evidence']}."
+    verdicts = [event for event in run.events if event["event"] in ("collapse", "recovery")]
+    if verdicts[-1]["event"] == "recovery":
+        sentence += f" It had recovered at step {verdicts[-1]['step']}."
+    return sentence

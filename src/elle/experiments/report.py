@@ -11,11 +11,11 @@ from typing import Any
 from elle.experiments.collected import Collected, telling_keys
 from elle.experiments.comparison import Comparison, compare
 from elle.experiments.figure import Figure, write_figures
-from elle.experiments.files import write_text
 from elle.experiments.layout import lay_out
 from elle.experiments.page import Part, Table, write_page
 from elle.experiments.report_figures import report_figures
 from elle.experiments.report_tables import comparison_table, failure_table, markdown, result_tables
+from elle.files import write_text
 
 
 def write_report(collected: Collected, out: Path) -> list[Path]:

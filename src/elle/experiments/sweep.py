@@ -12,10 +12,10 @@ from types import FrameType
 from typing import Any, Literal, Protocol
 
 from elle.config import Config, format_radius, parse_words
-from elle.experiments.files import write_json
 from elle.experiments.recipe import Recipe, matches, run_id
 from elle.experiments.rundir import RunDirectory
 from elle.experiments.training import is_finished
+from elle.files import write_json
 
 MANIFEST = "sweep.json"
 FAILURE = "failure.json"

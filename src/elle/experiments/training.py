@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from elle.config import Config
-from elle.experiments.files import is_held, write_text
+from elle.files import is_held, write_text
 
 LOG = "train.log"
 _PR_SET_PDEATHSIG = 1

@@ -56,18 +56,26 @@ def settings(words: Sequence[str]) -> list[Setting]:
     if words and "=" not in words[0]:
         grouped: dict[str, list[Config]] = {}
         for config in load_recipe(words[0]).runs(1, only=parse_words(words[1:]) or None):
+            _penalty(config)
             grouped.setdefault(run_id(config.model_copy(update={"weight": 0.0})), []).append(config)
         return [_setting(configs[0], [one.weight for one in configs]) for configs in grouped.values()]
     config = load_config(words)
-    return [_setting(config, [config.weight])]
+    if config.weight is not None:
+        raise InputError(f"weight={config.weight:g}: that is what is chosen here; give values with --weights instead")
+    return [_setting(config, [])]
 
 
-def _setting(config: Config, given: Sequence[float | None]) -> Setting:
+def _penalty(config: Config) -> str:
     penalty = config.method.rpartition("+")[2]
     if penalty not in _MULTIPLES:
         raise InputError(
             f"method {config.method} has no ELLE penalty to weigh; use elle, elle-a or {config.method}+elle-a"
         )
+    return penalty
+
+
+def _setting(config: Config, given: Sequence[float | None]) -> Setting:
+    penalty = _penalty(config)
     whole = config.resolved()
     own = tuple(weight for weight in given if weight is not None)
     around = PAPER.get((penalty, config.data)) or tuple((whole.weight or 0.0) * one for one in _MULTIPLES[penalty])
@@ -128,14 +136,18 @@ def optuna_search(
     except ImportError:
         raise InputError("this search needs Optuna; pip install 'elle-at[tune]', or leave --search out") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    out.mkdir(parents=True, exist_ok=True)
     # A study an exact setting: workers that tune the same one share it, others do not disturb it.
-    study = optuna.create_study(
-        storage=storage or f"sqlite:///{out / 'tune.db'}",
-        study_name=run_id(setting.config),
-        direction="maximize",
-        load_if_exists=True,
-    )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        study = optuna.create_study(
+            storage=storage or f"sqlite:///{out / 'tune.db'}",
+            study_name=run_id(setting.config),
+            direction="maximize",
+            load_if_exists=True,
+        )
+    except Exception as problem:  # a database may refuse in any way at all
+        reason = str(problem).splitlines()[0]
+        raise InputError(f"cannot use {storage or out} to keep the trials: {reason}; choose another") from None
     low, high = min(setting.weights), max(setting.weights)
 
     def objective(proposal: optuna.Trial) -> float:

@@ -39,7 +39,7 @@ def export_run(
     test = load_dataset(config.data, root or config.root, image_size=config.image_size).test
     x, _ = to_tensors(spread_images(test, IMAGES), "cpu")
     _, header = load_network(directory / "model.safetensors")
-    temporary = path.with_name(f".{os.getpid()}.part{form.suffix}")  # some formats insist on their ending
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.part{form.suffix}")  # some formats insist on their ending
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         compared = _written(form, trained.model, x, header, temporary)
