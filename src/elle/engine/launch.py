@@ -83,5 +83,8 @@ def _reason(folder: Path, codes: dict[int, int]) -> InputError | WorkError:
     code, text = causes[rank]
     # What the first rank says, or several say alike, is of the whole job.
     line = text if rank == 0 or len(causes) > len(set(causes.values())) else f"rank {rank}: {text}"
-    kinds = {InputError.exit_code: InputError, Interrupted.exit_code: Interrupted}
+    kinds: dict[int, type[InputError | WorkError]] = {
+        InputError.exit_code: InputError,
+        Interrupted.exit_code: Interrupted,
+    }
     return kinds.get(code, WorkError)(line)
