@@ -70,6 +70,39 @@ def any_size_net(num_classes: int = 4) -> nn.Sequential:
     )
 
 
+class ConvBlock(nn.Module):
+    """A convolution that halves the image, BatchNorm and ReLU: a block that `memory=low` can compute anew."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(channels, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(x)))
+
+
+class InDouble(nn.Module):
+    """A network that computes in float64: sums in another order then change no sign of a gradient."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.network(x.double())
+        return logits
+
+
+def double_conv_net(num_classes: int = 10) -> InDouble:
+    """For grey images of 8 x 8, as `model=tests.networks:double_conv_net`."""
+    return InDouble(nn.Sequential(ConvBlock(1), nn.Flatten(), nn.Linear(8 * 4 * 4, num_classes)))
+
+
+def double_any_size_net(num_classes: int = 4) -> InDouble:
+    """For colour images of any size, as `model=tests.networks:double_any_size_net`."""
+    return InDouble(any_size_net(num_classes))
+
+
 def images(
     count: int = 32, shape: tuple[int, ...] = (1, 8, 8), classes: int = 4, seed: int = 0
 ) -> tuple[Tensor, Tensor]:

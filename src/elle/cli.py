@@ -12,7 +12,7 @@ from elle import cli_bench, cli_evaluation, cli_export, cli_recipes, cli_sweep
 from elle.cli_data import app as data_app
 from elle.cli_data import list_datasets
 from elle.config import KEYS, load_config, parse_words, radius_option
-from elle.errors import InputError, Interrupted, WorkError
+from elle.errors import InputError, Interrupted, WorkError, tell
 from elle.printing import print_accuracies, print_json, print_rows, print_table
 from elle.version import __version__
 
@@ -58,7 +58,7 @@ def main() -> None:
         if "\n" in message.strip():  # `elle` alone: not an error but its help
             problem.show()
             sys.exit(code)
-    print(f"elle: {' '.join(message.split())}", file=sys.stderr)
+    tell(message, code)
     sys.exit(code)
 
 
@@ -132,9 +132,15 @@ def train(
     settings = load_config(words, config)
     settings.resolved()
 
-    from elle.engine.loop import run_directory
+    from elle.engine.launch import launch_ranks, speaks
     from elle.engine.loop import train as run_training
+    from elle.engine.run_files import run_directory
 
+    if launch_ranks(settings, sys.argv[1:]):
+        return
+    if not speaks():
+        run_training(settings, resume=resume, start_from=start_from)
+        return
     with TrainingProgress(to_stderr=as_json) as progress:
         watcher = progress.watcher()
         if tensorboard:

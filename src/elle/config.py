@@ -6,7 +6,7 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -15,6 +15,8 @@ from elle.data.phases import Phase, format_phases, parse_phases
 from elle.data.registry import find_dataset
 from elle.errors import InputError, nearest
 from elle.published import penalty_weight
+
+Value = TypeVar("Value")
 
 
 def parse_radius(value: Any) -> float:
@@ -128,6 +130,9 @@ class Config(BaseModel):
     seed: int = Field(0, ge=0, lt=2**63, description="of weights, data order, and every random draw")
     out: str | None = Field(None, description="the run directory; otherwise runs/ and a name made of the settings")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1")
+    devices: int = Field(1, ge=1, description="processes that train together, a GPU each; more than 1 starts torchrun")
+    sync_bn: bool = Field(False, description="BatchNorm's statistics over all devices' images, not each one's own")
+    accumulate: int = Field(1, ge=1, description="micro-batches in which a device works on its part of a batch")
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = Field(
         "auto", description="auto: fp16 on a GPU, fp32 on a CPU"
     )
@@ -182,7 +187,7 @@ class Config(BaseModel):
     def differences(self, other: Config) -> list[str]:
         """The keys on which two configurations train different models."""
         free = {"root", "out", "device", "compile", "eval_every", "track", "final", "max_steps"}
-        free |= {"probe_every", "on_collapse", "workers", "memory", "fused"}
+        free |= {"probe_every", "on_collapse", "workers", "memory", "fused", "devices", "accumulate"}
         mine, theirs = self.model_dump(), other.model_dump()
         return [key for key in mine if key not in free and mine[key] != theirs[key]]
 
@@ -228,6 +233,12 @@ def _toml(value: Any) -> str:
         return repr(value)
     text = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text) + '"'
+
+
+def given(value: Value | None) -> Value:
+    """A value that `Config.resolved` has filled in."""
+    assert value is not None
+    return value
 
 
 def parse_config(values: Mapping[str, Any], where: str = "") -> Config:

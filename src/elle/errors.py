@@ -2,7 +2,9 @@
 
 import difflib
 import os
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class InputError(ValueError):
@@ -27,6 +29,19 @@ def stopped_by(signal_name: str, words: str) -> WorkError:
     """The one line for work that a signal ended: what is saved, and how to go on."""
     kind = Interrupted if signal_name == "SIGINT" else WorkError
     return kind(f"stopped by {signal_name}{words}")
+
+
+REASONS = "ELLE_REASONS"
+"""In the environment of the processes that `devices=N` starts: a folder where each leaves why it failed."""
+
+
+def tell(message: str, code: int) -> None:
+    """The one line about a failure: on stderr, or to the process that started this one and speaks for all ranks."""
+    line, rank = " ".join(message.split()), os.environ.get("RANK", "0")
+    if folder := os.environ.get(REASONS):
+        Path(folder, f"rank-{rank}").write_text(f"{code} {line}", encoding="utf-8")
+        return
+    print(f"elle: rank {rank}: {line}" if "RANK" in os.environ else f"elle: {line}", file=sys.stderr)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -9,7 +9,8 @@ import torch
 
 from elle.config import load_config
 from elle.engine import checkpoint
-from elle.engine.loop import Watcher, run_directory, train
+from elle.engine.loop import Watcher, train
+from elle.engine.run_files import run_directory
 from elle.engine.step import Step
 from elle.errors import InputError, WorkError
 
@@ -117,7 +118,7 @@ def test_metrics_are_tracked_beside_attacks(settings, tmp_path):
 
 
 def test_a_tracked_number_that_is_not_finite_is_written_as_null(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("elle.engine.loop.mean_error", lambda *_, **__: float("inf"))
+    monkeypatch.setattr("elle.engine.tracking.mean_error", lambda *_, **__: float("inf"))
     train(settings("max_steps=1", "eval_every=1"))
     assert lines(tmp_path / "run" / "metrics.jsonl")[0]["tracked_error"] is None
 
@@ -138,7 +139,7 @@ def test_a_finished_run_says_so_in_its_events(finished_run):
 
 
 def test_a_collapse_is_an_event_once_and_part_of_the_result(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("elle.engine.loop.collapse_epoch", lambda single, multi: 1 if len(multi) > 1 else None)
+    monkeypatch.setattr("elle.engine.tracking.collapse_epoch", lambda single, multi: 1 if len(multi) > 1 else None)
     said = []
     watcher = Watcher(said=said.append)
     words = ("epochs=3", "batch=400", "eval_every=1", "track=clean,pgd-2", "probe_every=0")
@@ -154,7 +155,7 @@ def test_no_collapse_is_claimed_where_none_could_be_seen(settings, monkeypatch, 
     def claim(single, multi):
         return 0 if multi else None
 
-    monkeypatch.setattr("elle.engine.loop.collapse_epoch", claim)
+    monkeypatch.setattr("elle.engine.tracking.collapse_epoch", claim)
     assert train(settings("max_steps=2", "eval_every=1", "track=clean,pgd-2", word))["collapse_epoch"] is None
 
 

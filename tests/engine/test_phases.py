@@ -101,7 +101,7 @@ def test_a_step_is_made_anew_where_a_phase_begins_and_nowhere_else(root, tmp_pat
     ],
 )
 def test_what_cannot_be_trained_in_phases_is_refused_before_it_starts(root, tmp_path, word, message):
-    plain = [one for one in words(root, tmp_path / "run") if not one.startswith("method.")]
+    plain = [one for one in words(root, tmp_path / "run") if not one.startswith(("method.", "weight="))]
     with pytest.raises(InputError, match=message):
         train(load_config([*plain, word]))
     assert not (tmp_path / "run").exists()
@@ -130,7 +130,9 @@ def test_decay_spares_batchnorm_and_biases_if_asked(decay_norm):
 
 
 def test_a_run_that_goes_back_into_an_earlier_phase_goes_on_as_it_did_before(root, tmp_path, monkeypatch):
-    plain = [word for word in words(root, tmp_path / "plain", "method=fgsm") if not word.startswith("method.")]
+    plain = [
+        word for word in words(root, tmp_path / "plain", "method=fgsm") if not word.startswith(("method.", "weight="))
+    ]
     train(load_config(plain))
     rolled = []
 

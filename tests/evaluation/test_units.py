@@ -189,6 +189,26 @@ def test_a_record_holds_what_a_reader_needs(data):
     assert survived.tolist() == (model(data[0]).argmax(1) == data[1]).tolist()
 
 
+def test_processes_that_share_the_chunks_have_the_result_of_one(model, data):
+    seen = []
+
+    def shared(part, *others):
+        """The result of this process, given what the others have found."""
+
+        def exchange(own):
+            seen.append(dict(own))
+            return [own, *others]
+
+        result = evaluate(model, *data, NAMES, 0.1, chunk=16, part=part, exchange=exchange)
+        return {name: one | {"seconds": 0} for name, one in result.items()}
+
+    whole = shared((0, 1))
+    assert shared((1, 2), seen[0]) == whole
+    assert {unit.chunk for unit in seen[1]} == {1, 3}
+    assert shared((0, 2), seen[1]) == whole
+    assert {unit.chunk for unit in seen[2]} == {0, 2}
+
+
 def test_a_unit_and_a_batch_hold_fewer_large_images():
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert (default_chunk(cpu), default_chunk(gpu)) == (1024, 2500)

@@ -36,7 +36,7 @@ def deterministic(monkeypatch):
         torch.cuda.set_device(device.index or 0)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
-    monkeypatch.setattr("elle.engine.loop.prepare_device", prepare)
+    monkeypatch.setattr("elle.engine.parts.prepare_device", prepare)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
 

@@ -190,11 +190,14 @@ def training_source(
     loading: Loading = "auto",
     workers: int | None = None,
     cache: str | None = None,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> tuple[Resident | Streaming, Split]:
     """The training images, on the device or streamed to it, and the images held out for validation.
 
     `crop` are pixels of padding for resident images; streamed ones are cropped to a random part unless it is 0.
     `phases` replace `batch`, `epochs` and the image size.
+    Streamed are the images of this rank: its part of each batch.
     """
     from elle.data.resident import Resident, chosen_for_validation, split_validation
     from elle.data.streaming import Streaming
@@ -210,7 +213,7 @@ def training_source(
     source = Streaming(
         files.files,
         device,
-        batch=timetable.batch,
+        batch=lambda epoch: timetable.batch(epoch) // ranks,
         size=timetable.size,
         seed=seed,
         epochs=timetable.epochs,
@@ -218,6 +221,8 @@ def training_source(
         flip=flip,
         workers=workers,
         cache=None if cache is None else Path(cache).expanduser(),
+        rank=rank,
+        ranks=ranks,
     )
     return source, held_files
 

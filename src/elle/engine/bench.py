@@ -49,7 +49,7 @@ class Setting:
 class _Forward(Step):
     """A step that ends where its backward would begin."""
 
-    def _backward(self, total: Tensor) -> None:
+    def _backward(self, total: Tensor, keep: bool = False) -> None:
         pass
 
     def _update(self) -> None:

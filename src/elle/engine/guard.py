@@ -13,8 +13,7 @@ from elle.config import Config
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Linearity
 from elle.data.registry import find_dataset
-from elle.engine import checkpoint
-from elle.engine.monitor import Kind, Verdict
+from elle.engine.monitor import Kind, Reading, Verdict
 from elle.engine.probe import IMAGES, CollapseMonitor
 from elle.engine.runtime import autocast
 from elle.engine.step import RECORDED
@@ -85,11 +84,17 @@ class Guard:
         assert monitor is not None
         rows = run.step.records[max(0, position - self.every) : position].nanmean(0).tolist()
         means = {name: value if math.isfinite(value) else None for name, value in zip(RECORDED, rows, strict=True)}
-        with autocast(run.device, run.precision):
-            verdict = monitor.check(
-                run.step.model, run.done, loss=means["loss"], accuracy=means["accuracy"], rate=float(run.step.lr)
-            )
-        checkpoint.append_line(run.directory / "probes.jsonl", monitor.readings[-1])
+        known = {"loss": means["loss"], "accuracy": means["accuracy"], "rate": float(run.step.lr)}
+
+        def check() -> tuple[Verdict | None, Reading]:
+            with autocast(run.device, run.precision):
+                return monitor.check(run.step.model, run.done, **known), monitor.readings[-1]
+
+        # One rank's eyes for all: what is decided must be the same on each.
+        verdict, reading = run.ranks.from_first(check)
+        if not run.ranks.first:
+            monitor.observe(reading)
+        run.files.append("probes.jsonl", reading)
         if monitor.healthy:
             self._keep_state()
         return verdict is not None and self._act(verdict, seconds)
@@ -97,7 +102,7 @@ class Guard:
     def _act(self, verdict: Verdict, seconds: float) -> bool:
         run = self.run
         values = dataclasses.asdict(verdict)
-        run.event(values.pop("kind").replace(" ", "_"), **values)
+        run.files.event(values.pop("kind").replace(" ", "_"), **values)
         run.watcher.judged(verdict)
         run.watcher.said(str(verdict))
         if verdict.kind != "collapse":
@@ -140,7 +145,7 @@ class Guard:
         run.rewrite()
         weight = None if method.weight is None else method.weight.value
         known = {"undone_from": at, "method": method.name, "weight": weight, "records": dropped, "probes": readings}
-        run.event("rollback", step=run.done, **known)
+        run.files.event("rollback", step=run.done, **known)
         words = "" if weight is None else f" at weight {weight:g}"
         run.watcher.said(f"rolled back to step {run.done}, going on with {method.name}{words}")
 
@@ -152,7 +157,7 @@ class Guard:
         for name, (step, tensors) in states.items():
             if tensors:
                 header = self.run.model_header() | {"step": step}
-                checkpoint.write_tensors(self.run.directory / f"{name}-collapse.safetensors", tensors, header)
+                self.run.files.write_tensors(f"{name}-collapse.safetensors", tensors, header)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and header entries for a checkpoint."""

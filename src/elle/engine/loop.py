@@ -3,55 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from elle.config import Config, format_radius, parse_config
-from elle.core.attacks import Norm
+from elle.config import Config, given, parse_config
 from elle.core.schedules import SCHEDULES
-from elle.data.image_folder import described, filled_in, training_source
-from elle.data.phases import Phase, Timetable
-from elle.data.registry import dataset_statistics, load_dataset
-from elle.data.resident import to_tensors
-from elle.data.sources import ImageSet
-from elle.engine import checkpoint
+from elle.data.image_folder import described
 from elle.engine.guard import Guard
 from elle.engine.leaving_out import LeavingOut, leaves_out
-from elle.engine.monitor import Verdict, collapse_epoch
-from elle.engine.runtime import (
-    GraphedStep,
-    autocast,
-    pick_device,
-    pick_precision,
-    prepare_device,
-    stop_signals,
-)
-from elle.engine.step import RECORDED, Step
+from elle.engine.monitor import Verdict
+from elle.engine.outcome import conclude
+from elle.engine.parts import build_parts
+from elle.engine.ranks import ALONE, Ranks, check_launched, joined, own_device, restarts
+from elle.engine.records import Record, columns, means
+from elle.engine.run_files import RunFiles, run_directory
+from elle.engine.runtime import GraphedStep, pick_device, pick_precision, stop_signals
+from elle.engine.tracking import Tracking
 from elle.errors import InputError, WorkError
-from elle.evaluation.evaluate import (
-    EvaluationAttack,
-    evaluate,
-    evaluation_mode,
-    parse_attacks,
-    parse_tracked,
-    surviving,
-)
-from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error
+from elle.evaluation.evaluate import parse_attacks
 from elle.evaluation.units import fitting_batch
-from elle.files import write_atomically
-from elle.methods import Method, configured
-from elle.models.registry import build_model, check_model
+from elle.methods import Method
 from elle.version import __version__
-
-Record = dict[str, Any]
-Value = TypeVar("Value")
 
 
 @dataclass
@@ -65,21 +42,6 @@ class Watcher:
     judged: Callable[[Verdict], None] = lambda verdict: None
 
 
-def parse_track(track: str, norm: Norm) -> tuple[list[EvaluationAttack], str]:
-    """`clean,pgd-10,misalignment` -> the attacks, and the names of the linearity metrics, which may be none."""
-    names = [name.strip() for name in track.split(",") if name.strip()]
-    metrics = [name for name in names if name in METRICS]
-    return parse_tracked(",".join(name for name in names if name not in METRICS), norm), ",".join(metrics)
-
-
-def run_directory(config: Config) -> Path:
-    """Where a run writes: `out`, or runs/ and a name made of its settings."""
-    if config.out is not None:
-        return Path(config.out)
-    eps = format_radius(config.eps or 0).replace("/", "-")
-    return Path("runs") / f"{config.data}-{config.method}-eps{eps}-seed{config.seed}"
-
-
 def train(
     config: Config, *, resume: bool = False, start_from: Path | None = None, watcher: Watcher | None = None
 ) -> dict[str, Any]:
@@ -88,106 +50,56 @@ def train(
     `resume` continues from the newest checkpoint (and starts afresh where there is none); `start_from` from that one.
     """
     config = config.resolved()
-    directory = run_directory(config)
-    # Built before the directory is touched: what the input gets wrong leaves no empty folder behind.
-    run = Run(config, directory, watcher or Watcher())
-    with checkpoint.RunLock(directory):
-        existing = checkpoint.checkpoints(directory)
-        if existing and not resume and start_from is None:
-            raise InputError(f"{directory} already holds a run; continue it with --resume or choose another --out")
-        if start_from is not None or existing:
-            run.resume(start_from or existing[-1])
-        else:
-            write_atomically(directory / "config.toml", run.config.to_toml().encode())
-        with contextlib.closing(run.step.data):
+    check_launched(config.devices)
+    with joined(pick_device(own_device(config.device))) as ranks:
+        # Built before the directory is touched: what the input gets wrong leaves no empty folder behind.
+        run = Run(config, run_directory(config), (watcher if ranks.first else None) or Watcher(), ranks)
+        with contextlib.ExitStack() as held, contextlib.closing(run.step.data):
+            again = resume or restarts() > 0
+            start = run.files.open(held, run.config, resume=again, start_from=start_from)
+            if start is not None:
+                run.resume(start)
             return run.finish()
 
 
 class Run:
     """One run's parts and its position in the schedule."""
 
-    def __init__(self, config: Config, directory: Path, watcher: Watcher) -> None:
-        self.config, self.directory, self.watcher = config, directory, watcher
-        self.device = pick_device(config.device)
+    def __init__(self, config: Config, directory: Path, watcher: Watcher, ranks: Ranks = ALONE) -> None:
+        self.config, self.directory, self.watcher, self.ranks = config, directory, watcher, ranks
+        self.files = RunFiles(directory, ranks)
+        self.device = pick_device(own_device(config.device) if ranks.count > 1 else config.device)
         self.precision = pick_precision(config.precision, self.device)
-        self.attacks, self.metrics = parse_track(config.track, config.norm)
+        self.tracking = Tracking(self)
         parse_attacks(config.final, config.norm)
-        self.method = configured(
-            config.method,
-            weight=config.weight,
-            norm=config.norm,
-            clip=_given(config.clip),
-            data=config.data,
-            eps=_given(config.eps),
-            model=config.model or "",  # a folder's is not known yet
-            options=config.options,
-        )
-        self.images = load_dataset(config.data, config.root, image_size=config.image_size, workers=config.workers)
-        self.config = config = config.model_copy(update=filled_in(self.images, config.model_dump()))
-        prepare_device(self.device, self.precision)
-        torch.manual_seed(config.seed)
-        self.step, self.tracked = self._parts(self.images)
+        parts = build_parts(config, self.device, self.precision, ranks)
+        self.config, self.method, self.images, self.tracked = parts.config, parts.method, parts.images, parts.tracked
+        self.timetable, self.batches, self.step = parts.timetable, parts.batches, parts.step
         if config.compile == "graph" and self.device.type != "cuda":
             raise InputError("compile=graph needs an NVIDIA GPU; leave it out or set compile=off")
-        self.step_shape = self.timetable.batch(0), self.timetable.size(0)
         self.run_step = self._runnable()
         self.guard = Guard(self)
-        self.schedule = SCHEDULES[_given(config.schedule)]
+        self.schedule = SCHEDULES[given(config.schedule)]
         self.history: list[Record] = []
         self.done = 0
         self.epoch_seconds = 0.0
-        self.order: tuple[int, Tensor] | None = None
 
-    def _parts(self, images: ImageSet) -> tuple[Step, tuple[Tensor, Tensor]]:
-        config = self.config
-        data, validation = training_source(
-            images.train,
-            self.device,
-            validation=_given(config.validation),
-            seed=config.seed,
-            batch=_given(config.batch),
-            epochs=_given(config.epochs),
-            phases=config.phases,
-            crop=_given(config.crop),
-            flip=_given(config.flip),
-            loading=config.loading,
-            workers=config.workers,
-            cache=config.cache,
-        )
-        shape = images.test.x.shape
-        phases = config.phases or (Phase(_given(config.epochs), shape[-1], _given(config.batch)),)
-        self.timetable = Timetable(phases, len(data))
-        self.batch, self.steps_per_epoch = self.timetable.batch(0), self.timetable.steps(0)
-        self.total_steps = self.timetable.total_steps
-        if config.phases and self.method.replays > 1:
-            raise InputError(f"phases: {self.method.name} keeps its batch for several steps; it trains in one phase")
-        model = build_model(
-            _given(config.model),
-            (shape[1], shape[2], shape[3]),
-            len(images.classes),
-            activation=config.activation,
-            normalise=dataset_statistics(config.data, images.train) if config.normalise == "dataset" else None,
-        )
-        for size in {phase.image_size for phase in config.phases or ()}:
-            check_model(model, _given(config.model), (shape[1], size, size), len(images.classes))
-        self.method.check(model)
-        model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        step = Step(
-            model.train(),
-            self.method,
-            data,
-            eps=_given(config.eps),
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            decay_norm=config.decay_norm,
-            precision=self.precision,
-            steps_per_epoch=self.timetable.longest_epoch,
-            total_steps=self.total_steps,
-            memory=config.memory,
-            fused=config.fused,
-        )
-        step.prepare(self.batch, shape[1:])
-        return step, to_tensors(validation if len(validation) else images.test, self.device)
+    @property
+    def batch(self) -> int:
+        """Images of a step, of all ranks together, in the phase of now."""
+        return self.batches.size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.batches.steps
+
+    @property
+    def total_steps(self) -> int:
+        return self.timetable.total_steps
+
+    @property
+    def last_step(self) -> int:
+        return min(self.total_steps, self.config.max_steps or self.total_steps)
 
     @property
     def graphed(self) -> bool:
@@ -197,20 +109,17 @@ class Run:
         """The step, captured in a CUDA graph where there is a GPU."""
 
         def prepared(step: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-            return GraphedStep(step, self.batch, self.device) if self.graphed else step
+            return GraphedStep(step, self.batches.share, self.device) if self.graphed else step
 
         return LeavingOut(self.step, prepared) if leaves_out(self.step) else prepared(self.step)
 
-    @property
-    def last_step(self) -> int:
-        return min(self.total_steps, self.config.max_steps or self.total_steps)
+    def fitting(self, batch: int) -> int:
+        """How many images of an evaluation to take at once: a step has room for its own."""
+        return fitting_batch(batch, self.images.test.x[0, 0].size, self.batches.share // self.config.accumulate)
 
     def resume(self, path: Path) -> None:
         """Continue from a checkpoint of this very run."""
-        tensors, header = checkpoint.load_checkpoint(path)
-        missing = [key for key in ("config", "step", "history", "epoch_seconds") if key not in header]
-        if missing:
-            raise InputError(f"{path} is not a whole checkpoint: its header has no {missing[0]!r}")
+        tensors, header = self.files.load(path)
         saved = parse_config(header["config"])
         different = self.config.differences(saved)
         if different:
@@ -225,20 +134,13 @@ class Run:
         self.done, self.history, self.epoch_seconds = header["step"], header["history"], header["epoch_seconds"]
         # Records after the checkpoint come again; anything newer on disk is from work that is being redone.
         self.rewrite()
-        self.event("resume", step=self.done)
+        self.files.event("resume", step=self.done)
         self.watcher.said(f"continuing from step {self.done} of {self.last_step} ({path.name})")
 
     def rewrite(self) -> None:
         """Make the run directory that of a run which has come to step `done` and no further."""
-        checkpoint.write_lines(self.directory / "metrics.jsonl", self.history)
-        if self.guard.monitor is not None:
-            checkpoint.write_lines(self.directory / "probes.jsonl", self.guard.monitor.readings)
-        steps = checkpoint.read_lines(self.directory / "steps.jsonl")
-        whole = [line for line in steps if line["epoch"] <= self.timetable.place(self.done)[0]]
-        checkpoint.write_lines(self.directory / "steps.jsonl", whole)
-        for newer in checkpoint.checkpoints(self.directory):
-            if newer.name > checkpoint.checkpoint_path(self.directory, self.done).name:
-                newer.unlink()
+        readings = None if self.guard.monitor is None else self.guard.monitor.readings
+        self.files.cut(self.done, self.timetable.place(self.done)[0], self.history, readings)
 
     def use(self, method: Method) -> None:
         """Train with another method from now on: its step is captured anew."""
@@ -249,37 +151,43 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Train what is left, evaluate on the test set, write the weights and the result."""
         self.watcher.started(self.config, self.last_step, self.done)
-        if found := described(self.images, _given(self.config.validation)):
+        if found := described(self.images, given(self.config.validation)):
             self.watcher.said(found)
         if not self.history and self.done == 0:
             self.rewrite()
             self.guard.start()
-        with stop_signals() as stopped:
+        with stop_signals(insistent=self.ranks.count == 1) as heard:
+
+            def stopped(must: bool) -> str | None:
+                return self.ranks.stop_signal(heard(), self.done, must)
+
             while self.done < self.last_step:
                 self._epoch(stopped)
         epoch, part = self.timetable.place(self.done)
         if part:
             # Cut inside an epoch: recorded but not in the checkpoint, from where a longer run continues the epoch.
             self._record(epoch, self.step.records[:part].cpu())
-        return self._result()
+        return conclude(self)
 
-    def _epoch(self, stopped: Callable[[], str | None]) -> None:
+    def _epoch(self, stopped: Callable[[bool], str | None]) -> None:
+        """Train the rest of an epoch; `stopped` names a signal to stop, and must tell it where it is asked to."""
         epoch, first = self.timetable.place(self.done)
         self._enter(epoch, first)
         started = time.perf_counter()
         for k in range(first, self.steps_per_epoch):
             fraction = self.timetable.share(self.done)
-            self.step.lr.fill_(_given(self.config.lr) * self.schedule.rate(fraction))
-            self.step.eps.fill_(_given(self.config.eps) * self.schedule.eps(fraction))
-            self.run_step(self._batch())
+            self.step.lr.fill_(given(self.config.lr) * self.schedule.rate(fraction))
+            self.step.eps.fill_(given(self.config.eps) * self.schedule.eps(fraction))
+            self._stage()
+            self.run_step(self.batches.index(self.done))
             self.done += 1
             self.step.between(self.done)
             self.watcher.stepped(self.done)
             if self.guard.due() and self.guard.look(k + 1, self.epoch_seconds + time.perf_counter() - started):
                 return  # rolled back: the loop goes on from another step
-            if stopped() and k + 1 < self.steps_per_epoch:
+            if k + 1 < self.steps_per_epoch and (signal_name := stopped(False)):
                 self.epoch_seconds += time.perf_counter() - started
-                self._stop(stopped())
+                self._stop(signal_name)
             if self.done == self.last_step:
                 break
         rows = self.step.records[: k + 1].cpu()  # waits for the device
@@ -288,112 +196,63 @@ class Run:
             self.save()
             return
         self._record(epoch, rows)
-        if stopped():
-            self._stop(stopped())
+        if signal_name := stopped(True):
+            self._stop(signal_name)
 
     def _enter(self, epoch: int, first: int) -> None:
         """Go on in this epoch's phase: a captured step holds one batch and image size, so another is captured anew."""
-        timetable = self.timetable
-        shape = timetable.batch(epoch), timetable.size(epoch)
-        if shape != self.step_shape:
-            self.step_shape, self.batch, self.steps_per_epoch = shape, shape[0], timetable.steps(epoch)
+        before = self.batches.shape
+        self.batches.enter(epoch)
+        if self.batches.shape != before:
             self.run_step = self._runnable()
-        if first == 0 and timetable.starts_phase(epoch):
+        if first == 0 and self.timetable.starts_phase(epoch):
             self.step.begin_phase()
 
-    def _stage(self, epoch: int, step: int) -> None:
+    def _stage(self) -> None:
         """Have the batch ready; where that fails (a damaged file, a dead worker), what is trained is saved first."""
         try:
-            self.step.data.stage(epoch, step)
+            self.step.data.stage(*self.batches.place(self.done))
         except WorkError as problem:
-            if self.done == 0:
-                raise
+            if self.done == 0 or self.ranks.count > 1:
+                raise  # saving is for all ranks together, and the others know nothing of this
             self._keep()
             raise WorkError(
                 f"{problem}; the run is saved at step {self.done}; "
                 f"continue with: elle train --out {self.directory} --resume"
             ) from None
 
-    def _batch(self) -> Tensor:
-        """The images of the next step; a method that replays its batches passes over the set more slowly."""
-        turn, place = self.timetable.place(self.done // self.method.replays)
-        if self.order is None or self.order[0] != turn:
-            self.order = turn, self.step.data.order(self.config.seed, turn)
-        self._stage(turn, place)
-        return self.order[1][place * self.batch : (place + 1) * self.batch]
-
     def _record(self, epoch: int, rows: Tensor) -> None:
         """Write down an epoch, and a checkpoint where the epoch is whole."""
-        means = {name: _number(rows[:, k].nanmean()) for k, name in enumerate(RECORDED) if name != "threshold"}
-        if means["loss"] is None or not all(
+        record: Record = {"epoch": epoch + 1, "step": self.done} | means(rows)
+        if record["loss"] is None or not all(
             bool(value.isfinite().all()) for value in self.step.model.state_dict().values()
         ):
             if self.guard.condition != "divergence":
-                self.event("divergence", step=self.done)
+                self.files.event("divergence", step=self.done)
             raise WorkError(
                 f"training diverged in epoch {epoch + 1}: the loss or the network is not finite; "
                 f"lower lr (now {self.config.lr}) or weight and start again"
             )
-        record: Record = {"epoch": epoch + 1, "step": self.done} | means
         record["seconds"] = round(self.epoch_seconds, 3)
         last = self.done == self.last_step
         if self.config.eval_every and ((epoch + 1) % self.config.eval_every == 0 or last):
-            record |= self._track()
-        already = self.collapse()
+            record |= self.tracking.record()
+        already = self.tracking.collapse()
         self.history.append(record)
-        checkpoint.append_line(self.directory / "metrics.jsonl", record)
-        checkpoint.append_line(self.directory / "steps.jsonl", _columns(epoch + 1, self.done, rows))
+        self.files.append("metrics.jsonl", record)
+        self.files.append("steps.jsonl", columns(epoch + 1, self.done, rows))
         if self.timetable.place(self.done)[1] == 0:
             self.epoch_seconds = 0.0
             self.step.position.zero_()
             self.save()
         self.watcher.recorded(record)
-        since = self.collapse()
+        since = self.tracking.collapse()
         if self.guard.monitor is None and since is not None and already is None:
-            self.event("collapse", step=self.done, epoch=since)
+            self.files.event("collapse", step=self.done, epoch=since)
             self.watcher.said(f"collapse: accuracy under attack has been below half of its best since epoch {since}")
 
-    def _track(self) -> Record:
-        """Accuracies and E_lin on the tracking images, in the training precision and apart from its random state."""
-        started = time.perf_counter()
-        x, y = self.tracked
-        model = self.step.model
-        record: Record = {}
-        with evaluation_mode(model, self.config.seed, self.device), autocast(self.device, self.precision):
-            for one in self.attacks:
-                record[one.name] = float(
-                    surviving(model, x, y, one, _given(self.config.eps), self._fit(1024)).float().mean()
-                )
-            error = mean_error(model, x, y, _given(self.config.eps), norm=self.config.norm, batch=self._fit(500))
-            record["tracked_error"] = _number(error)
-        if self.metrics:
-            found = linearity_metrics(
-                model,
-                x,
-                y,
-                _given(self.config.eps),
-                metric=self.metrics,
-                norm=self.config.norm,
-                batch=self._fit(500),
-                seed=self.config.seed,
-            )
-            record |= {f"tracked_{name}": one.get("mean") for name, one in found.items()}
-        record["eval_seconds"] = round(time.perf_counter() - started, 3)
-        return record
-
-    def _fit(self, batch: int) -> int:
-        return fitting_batch(batch, self.images.test.x[0, 0].size, self.batch)
-
-    def collapse(self) -> int | None:
-        """The epoch in which this run collapsed for good, as far as its records tell."""
-        multi = next((one.name for one in self.attacks if one.attack is not None and one.attack.steps > 1), None)
-        seen = [record for record in self.history if multi in record]
-        if multi is None or not self.method.adversarial:
-            return None
-        index = collapse_epoch([record["accuracy"] for record in seen], [record[multi] for record in seen])
-        return None if index is None else int(seen[index]["epoch"])
-
-    def save(self) -> Path:
+    def save(self) -> None:
+        """Write a checkpoint, once for all ranks."""
         healthy, guarded = self.guard.state()
         header = {
             "version": __version__,
@@ -402,73 +261,21 @@ class Run:
             "history": self.history,
             "epoch_seconds": self.epoch_seconds,
         }
-        return checkpoint.save_checkpoint(self.directory, self.done, self.step.state() | healthy, header | guarded)
+        self.files.save(self.done, self.step.state() | healthy, header | guarded)
 
     def _keep(self) -> None:
-        if not checkpoint.checkpoint_path(self.directory, self.done).exists():
+        if not self.files.saved(self.done):
             self.save()
 
-    def _stop(self, signal_name: str | None) -> None:
+    def _stop(self, signal_name: str) -> None:
         self._keep()
-        self.event("stop", step=self.done, signal=signal_name)
+        self.files.event("stop", step=self.done, signal=signal_name)
         raise WorkError(
             f"stopped by {signal_name} at step {self.done} of {self.last_step}; everything is saved; "
             f"continue with: elle train --out {self.directory} --resume"
         )
 
-    def event(self, kind: str, **values: Any) -> None:
-        line = {"event": kind, "time": round(time.time(), 3)} | values
-        checkpoint.append_line(self.directory / "events.jsonl", line)
-
     def model_header(self) -> dict[str, Any]:
         config, shape = self.config, self.images.test.x.shape
         header = {"kind": "model", "model": config.model, "shape": shape[1:], "classes": self.images.classes}
         return header | {"activation": config.activation, "normalise": config.normalise}
-
-    def _result(self) -> dict[str, Any]:
-        config, model = self.config, self.step.model
-        checkpoint.write_tensors(self.directory / "model.safetensors", model.state_dict(), self.model_header())
-        self.watcher.said(f"evaluating {config.final} on {len(self.images.test)} test images")
-        x, y = self.images.test.x, self.images.test.y  # moved to the device a chunk at a time
-        final = evaluate(
-            model, x, y, config.final, _given(config.eps), norm=config.norm, batch=self._fit(500), seed=config.seed
-        )
-        epoch_seconds = [record["seconds"] for record in self.history]
-        result = {
-            "version": __version__,
-            "torch": torch.__version__,
-            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
-            "precision": self.precision,
-            "config": config.model_dump(),
-            "classes": list(self.images.classes),
-            "steps": self.done,
-            "collapse_epoch": self.collapse(),
-            "verdicts": self.guard.verdicts(),
-            "rollbacks": self.guard.rollbacks,
-            "seconds_per_epoch": sorted(epoch_seconds)[len(epoch_seconds) // 2] if epoch_seconds else None,
-            "train_seconds": round(sum(epoch_seconds), 3),
-            "test": final,
-        }
-        checkpoint.write_json(self.directory / "result.json", result)
-        self.event("finish", step=self.done)
-        return result
-
-
-def _given(value: Value | None) -> Value:
-    """A value that `Config.resolved` has filled in."""
-    assert value is not None
-    return value
-
-
-def _columns(epoch: int, last: int, rows: Tensor) -> Record:
-    """Every step of an epoch in one line: `step` is the first, and a column a quantity, to five digits."""
-    columns = {
-        name: [_number(float(f"{value:.5g}")) for value in rows[:, k].tolist()] for k, name in enumerate(RECORDED)
-    }
-    known = {name: values for name, values in columns.items() if any(value is not None for value in values)}
-    return {"epoch": epoch, "step": last - len(rows) + 1} | known
-
-
-def _number(value: Tensor | float) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None

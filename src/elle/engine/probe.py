@@ -152,7 +152,8 @@ class GraphedLook:
             return self.numbers
         if self.graph is None:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self.stream):
+            # Other threads may speak to the device meanwhile: the one that watches over the ranks' messages does.
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                 self.numbers = self.measure(model)
             self.graph = graph
         self.graph.replay()

@@ -87,21 +87,23 @@ class GraphedStep:
         self.eager_steps += 1
         if self.eager_steps == self.WARM_UP:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self.stream):
+            # Other threads may speak to the device meanwhile: the one that watches over the ranks' messages does.
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                 self.step(self.index)
             self.graph = graph
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[Callable[[], str | None]]:
+def stop_signals(insistent: bool = True) -> Iterator[Callable[[], str | None]]:
     """SIGINT and SIGTERM are remembered instead of acted on; the function returns the name of the first one.
 
-    A second SIGINT interrupts at once, for a user who cannot wait for the step to end.
+    A second SIGINT interrupts at once, for a user who cannot wait for the step to end; not so where the signal may
+    come twice by itself, from the terminal and from the launcher.
     """
     received: list[str] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
-        if received and number == signal.SIGINT:
+        if insistent and received and number == signal.SIGINT:
             raise KeyboardInterrupt
         received.append(signal.Signals(number).name)
 

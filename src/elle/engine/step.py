@@ -11,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from elle.core.attacks import Replay
-from elle.core.controller import Constant, OnOff
+from elle.core.controller import OnOff
 from elle.core.second_order import twice_differentiable
 from elle.core.subspace import flattened
 from elle.data.resident import Resident
 from elle.data.streaming import Streaming
+from elle.engine.batchnorm import running_statistics
+from elle.engine.draws import Draws
+from elle.engine.ranks import ALONE, Ranks
 from elle.engine.recomputing import blocks_to_recompute, recomputed
 from elle.engine.runtime import Precision, autocast
 from elle.methods import Method
@@ -26,6 +29,9 @@ RECORDED = ("loss", "accuracy", "error", "weight", "threshold")
 
 Penalty = Literal["trained", "measured", "left out"]
 """What a step makes of its penalty: its gradient, its error only (without a backward), or nothing."""
+
+_OF_IMAGES = ("x", "delta")
+"""What is kept for each image of a batch, of which a rank has its own."""
 
 # fp16 gradients need scaling; 1024 sufficed in every run measured, and the scaler halves it should one overflow.
 _LOSS_SCALE = 1024.0
@@ -49,9 +55,12 @@ class Step:
         total_steps: int,
         memory: Literal["auto", "low"] = "auto",
         fused: Literal["auto", "off"] = "off",
+        ranks: Ranks = ALONE,
+        accumulate: int = 1,
     ) -> None:
         use_fused(model, fused == "auto")
         self.memory, self.model, self.data, self.precision = memory, model, data, precision
+        self.ranks, self.accumulate = ranks, accumulate
         self.total_steps = total_steps
         device = self.device = next(model.parameters()).device
         self.lr = torch.zeros((), device=device)
@@ -74,6 +83,8 @@ class Step:
         self.records = torch.full((steps_per_epoch, len(RECORDED)), torch.nan, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.done = torch.zeros((), dtype=torch.int64, device=device)
+        self.nothing = torch.full((), torch.nan, device=device)
+        """Written down of a penalty that a step does not have."""
         self.kept: dict[str, Tensor] = {}
         """What the method itself carries from step to step: a replayed batch, a basis of weights."""
         if method.subspace is not None:
@@ -97,58 +108,119 @@ class Step:
             self.method.weight.begin_phase(self.rule)
 
     def __call__(self, index: Tensor, penalty: Penalty = "trained") -> None:
-        """Train on the images at `index` [B]."""
-        method, model = self.method, self.model
-        x, y = self.data.batch(index)
+        """Train on the images at `index` [B], this rank's part of the batch."""
+        draws = Draws(self.ranks.rank, self.ranks.count, self.accumulate)
+        with draws.whole(len(index)):
+            x, y = self.data.batch(index)
         x = self._replayed(x)
         if self.device.type == "cuda":
             x = x.contiguous(memory_format=torch.channels_last)
         self.optimizer.zero_grad(set_to_none=True)
-        when = (self.done, self.done / self.total_steps)
-        error = weight = threshold = x.new_full((), torch.nan)
-        second_order = twice_differentiable() if method.double_backpropagation else contextlib.nullcontext()
-        # One autocast around all passes: the half-precision copies of the weights are made once a step.
-        with autocast(self.device, self.precision), second_order:
-            if isinstance(method.attack, Replay):
-                x_adv = method.attack.points(x, self.kept["delta"])
-            else:
-                x_adv = x if method.attack is None else method.attack(model, x, y, self.eps)
-            loss, logits = method.loss(model, x, y, x_adv, self.eps, when)
-            terms = [loss]
-            if self.blocks or penalty != "trained":
-                # Now, so that what the loss has kept is given back before the penalty needs room.
-                self._backward(terms.pop())
-            if method.regulariser is not None and method.weight is not None and penalty != "left out":
-                with torch.set_grad_enabled(penalty == "trained"), recomputed(self.blocks):
-                    error = method.regulariser(model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
-                weight, threshold = self._weigh(method.weight, error.detach())
-                if penalty == "trained":
-                    terms.append(weight * error)
-                else:
-                    weight = torch.zeros_like(weight)
-        if terms:
-            self._backward(functools.reduce(operator.add, terms))
+        row = (self._gradient if self.accumulate == 1 else self._accumulated)(x, y, draws, penalty)
+        # The one message of the step: gradients, BatchNorm's running statistics and what is written down.
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        self.ranks.average([*gradients, *running_statistics(self.model), row])
         self._update()
-        if isinstance(method.attack, Replay) and x_adv.grad is not None:
-            self.kept["delta"].copy_(method.attack.moved(self.kept["delta"], x_adv.grad, self.eps))
-        accuracy = (logits.detach().argmax(1) == y).float().mean()
-        row = torch.stack([value.detach().float() for value in (loss, accuracy, error, weight, threshold)])
         self.records.index_copy_(0, self.position, row.unsqueeze(0))
         self.position.add_(1)
         self.done.add_(1)
 
-    def _backward(self, total: Tensor) -> None:
-        with torch.autocast(self.device.type, enabled=False):
-            self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
+    def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
+        """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
+        # One autocast around all passes: the half-precision copies of the weights are made once a step.
+        with draws.part(0, len(y)), autocast(self.device, self.precision), self._second_order():
+            loss, logits, x_adv = self._loss(x, y, self.kept.get("delta"))
+            terms = [loss]
+            if self.blocks or penalty != "trained":
+                # Now, so that what the loss has kept is given back before the penalty needs room.
+                self._backward(terms.pop())
+            error = self._error(x, y, x_adv, logits, penalty)
+            seen, weight, threshold = self._weigh(error, penalty)
+            if error is not None and penalty == "trained":
+                terms.append(weight * error)
+        if terms:
+            self._backward(functools.reduce(operator.add, terms))
+        self._move(self.kept.get("delta"), x_adv.grad)
+        return _row(loss, _accuracy(logits, y), seen, weight, threshold)
 
-    def _weigh(self, rule: Constant | OnOff, error: Tensor) -> tuple[Tensor, Tensor]:
-        """Have the rule see this step's error; the weight that acts on the step, and the threshold."""
-        after = rule.update(self.rule, error)
+    def _accumulated(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
+        """The same, a micro-batch at a time; loss and penalty apart, as the weight is known when all have been seen."""
+        count = self.accumulate
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        # In half precision the penalty's gradient needs a scale: the largest weight it may get.
+        scale = (self.method.weight.value if self.method.weight is not None else 0) or 1.0
+        read_again = self.method.regulariser is not None and self.method.regulariser.form == "2p"
+        slope = [torch.zeros_like(parameter) for parameter in parameters]
+        deltas = self.kept["delta"].chunk(count) if "delta" in self.kept else [None] * count
+        recorded: list[tuple[Tensor, Tensor]] = []
+        errors: list[Tensor] = []
+        for number, (x_part, y_part, delta) in enumerate(zip(x.chunk(count), y.chunk(count), deltas, strict=True)):
+            with draws.part(number, len(y_part)), autocast(self.device, self.precision), self._second_order():
+                loss, logits, x_adv = self._loss(x_part, y_part, delta)
+                self._backward(loss / count, keep=read_again)
+                error = self._error(x_part, y_part, x_adv, logits, penalty)
+            if error is not None:
+                errors.append(error.detach())
+            if error is not None and penalty == "trained":
+                scaled = self.scaler.scale(scale * error / count)
+                found = torch.autograd.grad(scaled, parameters, allow_unused=True, materialize_grads=True)
+                torch._foreach_add_(slope, found)
+            self._move(delta, x_adv.grad)
+            recorded.append((loss.detach(), _accuracy(logits, y_part)))
+        seen, weight, threshold = self._weigh(torch.stack(errors).mean() if errors else None, penalty)
+        if errors and penalty == "trained":
+            for parameter, gradient in zip(parameters, slope, strict=True):
+                parameter.grad = weight / scale * gradient + (0 if parameter.grad is None else parameter.grad)
+        loss, accuracy = (torch.stack([one[k] for one in recorded]).mean() for k in range(2))
+        return _row(loss, accuracy, seen, weight, threshold)
+
+    def _loss(self, x: Tensor, y: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Attack, then the forwards of the loss: the loss, the logits, and the points trained on."""
+        method, model = self.method, self.model
+        if isinstance(method.attack, Replay):
+            assert delta is not None
+            x_adv = method.attack.points(x, delta)
+        else:
+            x_adv = x if method.attack is None else method.attack(model, x, y, self.eps)
+        loss, logits = method.loss(model, x, y, x_adv, self.eps, (self.done, self.done / self.total_steps))
+        return loss, logits, x_adv
+
+    def _error(self, x: Tensor, y: Tensor, x_adv: Tensor, logits: Tensor, penalty: Penalty) -> Tensor | None:
+        """The penalty's mean error, with a graph where it is trained; None where the step has no penalty."""
+        method = self.method
+        if method.regulariser is None or method.weight is None or penalty == "left out":
+            return None
+        with torch.set_grad_enabled(penalty == "trained"), recomputed(self.blocks):
+            return method.regulariser(self.model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
+
+    def _second_order(self) -> contextlib.AbstractContextManager[None]:
+        return twice_differentiable() if self.method.double_backpropagation else contextlib.nullcontext()
+
+    def _backward(self, total: Tensor, keep: bool = False) -> None:
+        with torch.autocast(self.device.type, enabled=False):
+            self.scaler.scale(total).backward(retain_graph=keep)  # type: ignore[no-untyped-call]
+
+    def _weigh(self, error: Tensor | None, penalty: Penalty) -> tuple[Tensor, Tensor, Tensor]:
+        """Have the rule see this step's error; what it saw, the weight that acts on the step, and the threshold.
+
+        What it sees is the error of all ranks' images, the same bits on each, and so is the weight: what is chosen by
+        it (`LeavingOut`) is chosen alike on every rank.
+        """
+        rule = self.method.weight
+        if error is None or rule is None:
+            return self.nothing, self.nothing, self.nothing
+        seen = self.ranks.mean(error.detach())
+        after = rule.update(self.rule, seen)
         # A copy: the rule's state is overwritten in place below, before the backward that reads the weight.
         weight, threshold = rule.acting(self.rule, after).clone(), after["threshold"]
         for name, value in after.items():
             self.rule[name].copy_(value)
-        return weight, threshold
+        return seen, weight if penalty == "trained" else torch.zeros_like(weight), threshold
+
+    def _move(self, delta: Tensor | None, gradient: Tensor | None) -> None:
+        """Move a replayed perturbation, in place."""
+        if isinstance(self.method.attack, Replay) and delta is not None and gradient is not None:
+            delta.copy_(self.method.attack.moved(delta, gradient, self.eps))
 
     def _replayed(self, x: Tensor) -> Tensor:
         """The new batch where a round of replays begins, otherwise the one that was drawn then."""
@@ -175,13 +247,14 @@ class Step:
                     buffer.zero_()  # momentum of the way back
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that the next step depends on."""
+        """Every tensor that the next step depends on, whatever the number of ranks; all of them ask together."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for number, parameter in enumerate(self.model.parameters()):
             for name, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{number}.{name}"] = value
         tensors |= {f"rule.{name}": value for name, value in self.rule.items()}
-        tensors |= {f"kept.{name}": value for name, value in self.kept.items()}
+        for name, value in self.kept.items():
+            tensors[f"kept.{name}"] = self.ranks.gathered(value) if name in _OF_IMAGES else value
         tensors |= {"records": self.records, "position": self.position, "done": self.done}
         if self.scaler.is_enabled():
             tensors["scale"] = torch.tensor(self.scaler.get_scale())
@@ -201,10 +274,22 @@ class Step:
                     f"{name} is {tuple(saved.shape)} {saved.dtype}, expected {tuple(value.shape)} {value.dtype}"
                 )
             with torch.no_grad():
-                value.copy_(saved)
+                if name.removeprefix("kept.") in _OF_IMAGES:
+                    self.kept[name.removeprefix("kept.")].copy_(self.ranks.own(saved))
+                else:
+                    value.copy_(saved)
         if self.scaler.is_enabled():
             kept = self.scaler.state_dict()
             self.scaler.load_state_dict(kept | {"scale": float(tensors["scale"])})
         torch.set_rng_state(tensors["random.cpu"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+
+
+def _accuracy(logits: Tensor, y: Tensor) -> Tensor:
+    return (logits.detach().argmax(1) == y).float().mean()
+
+
+def _row(*recorded: Tensor) -> Tensor:
+    """The values of `RECORDED` in one tensor."""
+    return torch.stack([value.detach().float() for value in recorded])

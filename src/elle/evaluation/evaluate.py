@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -50,17 +50,23 @@ def evaluate(
     precision: Precision | None = None,
     chunk: int | None = None,
     compile: bool = False,
+    part: tuple[int, int] = (0, 1),
+    exchange: Callable[[Any], list[Any]] = lambda own: [own],
 ) -> dict[str, dict[str, Any]]:
     """Accuracy of `model` on images x [N, C, H, W] with labels y [N], for each attack named.
 
     x is uint8, or floats in [0, 1]; a tensor or an array, on any device or memory-mapped: it is moved to the model's
     device a chunk at a time. `result["pgd-20"]` holds accuracy, correct, total, interval (95 %) and seconds. The model
     is put into eval mode and back; randomness comes from `seed` alone and the caller's is left as it was.
+    Process k of n gives `part=(k, n)` and an `exchange` that returns what all of them pass to it: each attacks its
+    chunks, and the result, the same on all, is that of one process.
     """
     device = _device(model, x)
     how, chunk = precision or search_precision(device), chunk or default_chunk(device, math.prod(x.shape[2:]))
     settings = Settings(eps, norm, seed, engine, how, batch, chunk, compile)
-    store, attacks = _run(model, x, y, attack, settings, device)
+    store, attacks = _run(model, x, y, attack, settings, device, part=part)
+    for outcomes in exchange(store.outcomes):
+        store.outcomes |= outcomes
     plain = ("accuracy", "correct", "total", "interval", "seconds", "parts")
     found = entries(store, attacks, len(y), settings)
     return {name: {key: one[key] for key in plain if key in one} for name, one in found.items()}
@@ -101,6 +107,7 @@ def _run(
     settings: Settings,
     device: torch.device,
     probe: bool = False,
+    part: tuple[int, int] = (0, 1),
 ) -> tuple[Memory, list[EvaluationAttack]]:
     attacks, eps = parse_attacks(attack, settings.norm), settings.eps
     if len(x) == 0 or len(x) != len(y):
@@ -109,7 +116,7 @@ def _run(
         raise InputError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
     store = Memory()
     worker = Worker(model, x, y, attacks, settings, device, probe=probe)
-    worker.run(store, range(count_chunks(len(y), settings.chunk)))
+    worker.run(store, range(part[0], count_chunks(len(y), settings.chunk), part[1]))
     return store, attacks
 
 

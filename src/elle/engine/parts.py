@@ -1,0 +1,128 @@
+"""What a run is made of: images, network and step, built from its configuration; the same on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from elle.config import Config, given
+from elle.data.image_folder import filled_in, training_source
+from elle.data.phases import Phase, Timetable
+from elle.data.registry import dataset_statistics, load_dataset
+from elle.data.resident import Resident, to_tensors
+from elle.data.sources import ImageSet, Split
+from elle.data.streaming import Streaming
+from elle.data.workers import usable_workers
+from elle.engine.batches import Batches
+from elle.engine.batchnorm import synchronise
+from elle.engine.ranks import Ranks
+from elle.engine.runtime import Precision, prepare_device
+from elle.engine.step import Step
+from elle.errors import InputError
+from elle.methods import Method, configured
+from elle.models.registry import build_model, check_model
+
+
+@dataclass(frozen=True)
+class Parts:
+    config: Config
+    """With what only the images could tell."""
+    method: Method
+    images: ImageSet
+    tracked: tuple[Tensor, Tensor]
+    """The images on which accuracy is tracked, and their labels."""
+    timetable: Timetable
+    batches: Batches
+    step: Step
+
+
+def build_parts(config: Config, device: torch.device, precision: Precision, ranks: Ranks) -> Parts:
+    """The parts of a run, at its first step; what the configuration gets wrong is refused here."""
+    method = configured(
+        config.method,
+        weight=config.weight,
+        norm=config.norm,
+        clip=given(config.clip),
+        data=config.data,
+        eps=given(config.eps),
+        model=config.model or "",  # a folder's is not known yet
+        options=config.options,
+    )
+    workers = _own_workers(config.workers, ranks)
+    images = load_dataset(config.data, config.root, image_size=config.image_size, workers=workers)
+    config = config.model_copy(update=filled_in(images, config.model_dump()))
+    prepare_device(device, precision)
+    torch.manual_seed(config.seed)
+    data, validation = _source(config, images, device, workers, ranks)
+    shape = images.test.x.shape
+    phases = config.phases or (Phase(given(config.epochs), shape[-1], given(config.batch)),)
+    timetable = Timetable(phases, len(data))
+    if config.phases and method.replays > 1:
+        raise InputError(f"phases: {method.name} keeps its batch for several steps; it trains in one phase")
+    batches = Batches(data, timetable, ranks, accumulate=config.accumulate, seed=config.seed, replays=method.replays)
+    step = Step(
+        _network(config, images, method, device, ranks).train(),
+        method,
+        data,
+        eps=given(config.eps),
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        decay_norm=config.decay_norm,
+        precision=precision,
+        steps_per_epoch=timetable.longest_epoch,
+        total_steps=timetable.total_steps,
+        memory=config.memory,
+        fused=config.fused,
+        ranks=ranks,
+        accumulate=config.accumulate,
+    )
+    step.prepare(batches.share, shape[1:])
+    tracked = to_tensors(validation if len(validation) else images.test, device)
+    return Parts(config, method, images, tracked, timetable, batches, step)
+
+
+def _own_workers(wanted: int | None, ranks: Ranks) -> int | None:
+    """Decoding processes of this rank: all of a machine's ranks together use its cores once."""
+    if wanted is not None or ranks.count == 1:
+        return wanted
+    return max(1, usable_workers(None) // ranks.on_this_machine)
+
+
+def _source(
+    config: Config, images: ImageSet, device: torch.device, workers: int | None, ranks: Ranks
+) -> tuple[Resident | Streaming, Split]:
+    """The training images, and those held out."""
+    return training_source(
+        images.train,
+        device,
+        validation=given(config.validation),
+        seed=config.seed,
+        batch=given(config.batch),
+        epochs=given(config.epochs),
+        phases=config.phases,
+        crop=given(config.crop),
+        flip=given(config.flip),
+        loading=config.loading,
+        workers=workers,
+        cache=config.cache,
+        rank=ranks.rank,
+        ranks=ranks.count,
+    )
+
+
+def _network(config: Config, images: ImageSet, method: Method, device: torch.device, ranks: Ranks) -> nn.Module:
+    """The network to train, with the same weights on every rank."""
+    name, (channels, height, width) = given(config.model), images.test.x.shape[1:]
+    normalise = dataset_statistics(config.data, images.train) if config.normalise == "dataset" else None
+    model = build_model(
+        name, (channels, height, width), len(images.classes), activation=config.activation, normalise=normalise
+    )
+    for size in {phase.image_size for phase in config.phases or ()}:
+        check_model(model, name, (channels, size, size), len(images.classes))
+    method.check(model)
+    model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    # The same by their seed; a network of the user's may draw elsewhere.
+    ranks.copy_from_first([*model.parameters(), *model.buffers()])
+    return synchronise(model, ranks) if config.sync_bn and ranks.count > 1 else model

@@ -1,0 +1,217 @@
+"""The processes of one training, a rank each: which one this is, and the few things they do together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from elle.errors import InputError, WorkError
+
+Value = TypeVar("Value")
+STEP_TIMEOUT = timedelta(seconds=60)
+"""How long a rank waits for the others inside a step before it takes one of them for dead."""
+START_TIMEOUT = timedelta(minutes=10)
+"""How long the ranks wait for each other to start."""
+PATIENCE = timedelta(days=2)
+"""How long the others wait for what the first rank does alone; its death is noticed at once all the same."""
+LOST = "lost contact with another rank"
+_SIGNALS_EVERY = 8
+"""Steps between the looks for a stop signal on any rank: each costs the hosts, not the devices, a round of messages."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """This process among `count`; alone, everything here does nothing."""
+
+    rank: int = 0
+    count: int = 1
+    on_this_machine: int = 1
+    control: Any = None
+    """The process group for words between hosts: gloo, patient, apart from the gradients'."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes files and speaks to the user."""
+        return self.rank == 0
+
+    def __deepcopy__(self, memory: Any) -> Ranks:
+        return self  # a network that is copied stays in its job
+
+    def share(self, batch: int, accumulate: int) -> int:
+        """How many images of a batch are this rank's; it must go into equal parts."""
+        parts = self.count * accumulate
+        if batch % parts:
+            how = f"{self.count} ranks" + (f" with accumulate={accumulate}" if accumulate > 1 else "")
+            near = max(1, batch // parts) * parts
+            raise InputError(f"batch={batch} does not divide into {parts} equal parts ({how}); use batch={near}")
+        return batch // self.count
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean over the ranks of a tensor of the same shape on each."""
+        if self.count == 1:
+            return value
+        total = value.detach().clone(memory_format=torch.contiguous_format)
+        with _contact():
+            dist.all_reduce(total)
+        return total / self.count
+
+    def average(self, tensors: list[Tensor]) -> None:
+        """Replace each tensor by its mean over the ranks, all in one message."""
+        if self.count == 1:
+            return
+        with torch.no_grad():
+            mean = self.mean(torch.cat([tensor.flatten() for tensor in tensors]))
+            parts = torch.split(mean, [tensor.numel() for tensor in tensors])
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.copy_(part.view(tensor.shape))
+
+    def gathered(self, value: Tensor) -> Tensor:
+        """The rows of all ranks, in their order."""
+        if self.count == 1:
+            return value
+        parts = [torch.empty_like(value, memory_format=torch.contiguous_format) for _ in range(self.count)]
+        with _contact():
+            dist.all_gather(parts, value.contiguous())
+        return torch.cat(parts)
+
+    def own(self, rows: Tensor) -> Tensor:
+        """This rank's part of what `gathered` returned."""
+        return rows.chunk(self.count)[self.rank]
+
+    def copy_from_first(self, tensors: list[Tensor]) -> None:
+        """Every rank takes over the first one's values, once all are ready: some load their images faster."""
+        if self.count > 1:
+            self.exchanged(None)
+            with torch.no_grad(), _contact():
+                for tensor in tensors:
+                    value = tensor.detach().clone(memory_format=torch.contiguous_format)
+                    dist.broadcast(value, 0)
+                    tensor.copy_(value)
+
+    def from_first(self, work: Callable[[], Value]) -> Value:
+        """What `work` returns on the first rank, for all of them; its error, if it ends in one, is raised on all."""
+        if self.count == 1:
+            return work()
+        answer: list[Any] = [None, None]
+        if self.first:
+            try:
+                answer = [work(), None]
+            except (InputError, WorkError) as problem:
+                answer = [None, problem]
+        with _contact():
+            dist.broadcast_object_list(answer, 0, group=self.control)
+        if answer[1] is not None:
+            raise answer[1]
+        value: Value = answer[0]
+        return value
+
+    def exchanged(self, value: Value) -> list[Value]:
+        """What every rank has, for all of them."""
+        if self.count == 1:
+            return [value]
+        values: list[Any] = [None] * self.count
+        with _contact():
+            dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def stop_signal(self, heard: str | None, step: int, must: bool) -> str | None:
+        """The stop signal that any rank has heard, the same on all; asked every few steps, and where it `must` be."""
+        if self.count == 1:
+            return heard
+        if step % _SIGNALS_EVERY and not must:
+            return None
+        number = torch.tensor(0 if heard is None else int(signal.Signals[heard]))
+        with _contact():
+            dist.all_reduce(number, dist.ReduceOp.MAX, group=self.control)
+        return signal.Signals(int(number)).name if number else None
+
+
+ALONE = Ranks()
+
+
+def ranks_announced() -> int:
+    """How many processes the launcher (torchrun) says this job has; 1 where there is no launcher."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+def check_launched(devices: int) -> None:
+    """Refuse to train in one process what was to be trained in several."""
+    if devices > 1 and "RANK" not in os.environ:
+        raise InputError(
+            f"devices={devices}: `elle train` starts so many processes; start any other program with "
+            f"torchrun --nproc-per-node={devices}, or set devices=1"
+        )
+
+
+def restarts() -> int:
+    """How often torchrun has started this job again after a failure (--max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def own_device(name: str) -> str:
+    """The device of this rank: a GPU each, or the CPU."""
+    if ranks_announced() == 1 or name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return name
+    if name not in ("auto", "cuda"):
+        raise InputError(f"device={name} is one device, and {ranks_announced()} ranks want one each; use device=cuda")
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+
+
+@contextlib.contextmanager
+def joined(device: torch.device) -> Iterator[Ranks]:
+    """This process's place in the job that its launcher announces; alone where there is none."""
+    count = ranks_announced()
+    if count == 1:
+        yield ALONE
+        return
+    ours = not dist.is_initialized()  # a program that uses elle may have a group already
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    with _contact():
+        if ours:
+            _meet(device, one_machine=here == count)
+        control = dist.new_group(backend="gloo", timeout=PATIENCE)
+    ranks = Ranks(dist.get_rank(), count, here, control)
+    yield ranks
+    # Reached only without an error: after one the others may be gone, and taking leave would wait for them.
+    ranks.exchanged(None)
+    dist.destroy_process_group(None if ours else control)
+
+
+def _meet(device: torch.device, one_machine: bool) -> None:
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, count = next(rendezvous("env://", timeout=START_TIMEOUT))
+    if one_machine:
+        # torchrun keeps its store over restarts, with the addresses of the dead in it. Several machines may count
+        # their restarts differently, so there the store is left as it is (docs/scaling.md).
+        store = dist.PrefixStore(f"restart-{restarts()}", store)  # type: ignore[attr-defined]
+    store.set(f"rank-{rank}", "here")
+    store.wait([f"rank-{one}" for one in range(count)], START_TIMEOUT)  # some start faster
+    known: dict[str, Any] = {"store": store, "rank": rank, "world_size": count, "timeout": STEP_TIMEOUT}
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device, **known)
+    else:
+        dist.init_process_group("gloo", **known)
+
+
+@contextlib.contextmanager
+def _contact() -> Iterator[None]:
+    """A collective that fails has lost its peer: one line instead of a library's trace."""
+    try:
+        yield
+    except RuntimeError as problem:
+        lines = str(problem).splitlines() or ["no reason given"]
+        rank = os.environ.get("RANK", "0")
+        raise WorkError(
+            f"{LOST} (rank {rank} heard: {lines[0][:160]}); what was saved stays; continue with --resume"
+        ) from None

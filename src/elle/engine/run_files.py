@@ -1,0 +1,97 @@
+"""The files of a run directory. The first rank alone reads and writes them: the others may be on other machines."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from elle.config import Config, format_radius
+from elle.engine import checkpoint
+from elle.engine.ranks import Ranks
+from elle.errors import InputError
+from elle.files import write_atomically
+
+
+def run_directory(config: Config) -> Path:
+    """Where a run writes: `out`, or runs/ and a name made of its settings."""
+    if config.out is not None:
+        return Path(config.out)
+    eps = format_radius(config.eps or 0).replace("/", "-")
+    return Path("runs") / f"{config.data}-{config.method}-eps{eps}-seed{config.seed}"
+
+
+class RunFiles:
+    """A run directory, as all ranks of the run see it."""
+
+    def __init__(self, directory: Path, ranks: Ranks) -> None:
+        self.directory, self.ranks = directory, ranks
+
+    def open(self, held: contextlib.ExitStack, config: Config, *, resume: bool, start_from: Path | None) -> Path | None:
+        """Take the directory, until `held` is closed; the checkpoint to continue from, if there is one."""
+
+        def opened() -> Path | None:
+            held.enter_context(checkpoint.RunLock(self.directory))
+            existing = checkpoint.checkpoints(self.directory)
+            if existing and not resume and start_from is None:
+                raise InputError(
+                    f"{self.directory} already holds a run; continue it with --resume or choose another --out"
+                )
+            if start_from is None and not existing:
+                write_atomically(self.directory / "config.toml", config.to_toml().encode())
+            return start_from or (existing[-1] if existing else None)
+
+        return self.ranks.from_first(opened)
+
+    def append(self, name: str, value: Any) -> None:
+        """One more line in one of the files."""
+        if self.ranks.first:
+            checkpoint.append_line(self.directory / name, value)
+
+    def event(self, kind: str, **values: Any) -> None:
+        self.append("events.jsonl", {"event": kind, "time": round(time.time(), 3)} | values)
+
+    def cut(self, step: int, epoch: int, history: list[Any], readings: list[Any] | None) -> None:
+        """Make the directory that of a run which has come to this step of this epoch, from 0, and no further."""
+        if not self.ranks.first:
+            return
+        checkpoint.write_lines(self.directory / "metrics.jsonl", history)
+        if readings is not None:
+            checkpoint.write_lines(self.directory / "probes.jsonl", readings)
+        steps = checkpoint.read_lines(self.directory / "steps.jsonl")
+        checkpoint.write_lines(self.directory / "steps.jsonl", [line for line in steps if line["epoch"] <= epoch])
+        for newer in checkpoint.checkpoints(self.directory):
+            if newer.name > checkpoint.checkpoint_path(self.directory, step).name:
+                newer.unlink()
+
+    def saved(self, step: int) -> bool:
+        """Whether there is a checkpoint of this step."""
+        return self.ranks.from_first(checkpoint.checkpoint_path(self.directory, step).exists)
+
+    def save(self, step: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        """Write a checkpoint; the other ranks wait, and end with the first where it cannot."""
+
+        def write() -> None:
+            checkpoint.save_checkpoint(self.directory, step, tensors, header)
+
+        self.ranks.from_first(write)
+
+    def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """A checkpoint's tensors and header, for every rank."""
+        tensors, header = self.ranks.from_first(lambda: checkpoint.load_checkpoint(path))
+        missing = [key for key in ("config", "step", "history", "epoch_seconds") if key not in header]
+        if missing:
+            raise InputError(f"{path} is not a whole checkpoint: its header has no {missing[0]!r}")
+        return tensors, header
+
+    def write_tensors(self, name: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        """A network."""
+        if self.ranks.first:
+            checkpoint.write_tensors(self.directory / name, tensors, header)
+
+    def write_json(self, name: str, value: Any) -> None:
+        if self.ranks.first:
+            checkpoint.write_json(self.directory / name, value)

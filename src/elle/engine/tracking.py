@@ -1,0 +1,70 @@
+"""What is tracked of a network in training: accuracies under attack, E_lin, and whether the records show a collapse."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from elle.config import given
+from elle.core.attacks import Norm
+from elle.engine.monitor import collapse_epoch
+from elle.engine.records import Record, number
+from elle.engine.runtime import autocast
+from elle.evaluation.evaluate import EvaluationAttack, evaluation_mode, parse_tracked, surviving
+from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error
+
+if TYPE_CHECKING:
+    from elle.engine.loop import Run
+
+
+def parse_track(track: str, norm: Norm) -> tuple[list[EvaluationAttack], str]:
+    """`clean,pgd-10,misalignment` -> the attacks, and the names of the linearity metrics, which may be none."""
+    names = [name.strip() for name in track.split(",") if name.strip()]
+    metrics = [name for name in names if name in METRICS]
+    return parse_tracked(",".join(name for name in names if name not in METRICS), norm), ",".join(metrics)
+
+
+class Tracking:
+    """The attacks and metrics that a run's `track` names, on its tracking images."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.attacks, self.metrics = parse_track(run.config.track, run.config.norm)
+
+    def record(self) -> Record:
+        """The numbers of now, by the first rank, for all."""
+        return self.run.ranks.from_first(self._record)
+
+    def _record(self) -> Record:
+        """In the training precision and apart from its random state."""
+        started = time.perf_counter()
+        run, config, model = self.run, self.run.config, self.run.step.model
+        (x, y), eps = run.tracked, given(config.eps)
+        record: Record = {}
+        with evaluation_mode(model, config.seed, run.device), autocast(run.device, run.precision):
+            for one in self.attacks:
+                record[one.name] = float(surviving(model, x, y, one, eps, run.fitting(1024)).float().mean())
+            record["tracked_error"] = number(mean_error(model, x, y, eps, norm=config.norm, batch=run.fitting(500)))
+        if self.metrics:
+            found = linearity_metrics(
+                model,
+                x,
+                y,
+                eps,
+                metric=self.metrics,
+                norm=config.norm,
+                batch=run.fitting(500),
+                seed=config.seed,
+            )
+            record |= {f"tracked_{name}": one.get("mean") for name, one in found.items()}
+        record["eval_seconds"] = round(time.perf_counter() - started, 3)
+        return record
+
+    def collapse(self) -> int | None:
+        """The epoch in which the run collapsed for good, as far as its records tell."""
+        multi = next((one.name for one in self.attacks if one.attack is not None and one.attack.steps > 1), None)
+        seen = [record for record in self.run.history if multi in record]
+        if multi is None or not self.run.method.adversarial:
+            return None
+        index = collapse_epoch([record["accuracy"] for record in seen], [record[multi] for record in seen])
+        return None if index is None else int(seen[index]["epoch"])

@@ -1,0 +1,267 @@
+"""Two ranks train as one process with the same batch, stop together, and continue as one another."""
+
+import json
+import os
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from elle.config import load_config
+from elle.core.losses import CrossEntropy
+from elle.engine import checkpoint
+from elle.engine.loop import train
+from elle.engine.ranks import ALONE, Ranks
+from elle.engine.step import RECORDED, Step
+from elle.errors import InputError, WorkError
+from elle.evaluation.evaluate import evaluate
+from tests.networks import conv_net, images
+
+from ..conftest import QUICK
+from ..data.photographs import write_folder
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
+METHODS = ["fgsm", "elle-a", "n-fgsm+elle-a", "gradalign", "free"]
+STEPS, SECONDS = 20, 240
+# 25 steps an epoch. In float64: two ranks add up in another order than one process, and in float32 that turns the sign
+# of a gradient near 0 now and then, which moves everything after it (docs/scaling.md).
+NETWORK = ("model=tests.networks:double_conv_net", "eps=0.1", "lr=0.05", "seed=1")
+WORDS = (*QUICK, *NETWORK, "batch=48", "sync_bn=true", f"max_steps={STEPS}", "final=clean,pgd-2", "crop=1", "flip=true")
+# The weight jumps and decays within the first few steps.
+RULE = ("weight=20", "method.weight.sensitivity=-0.5", "method.weight.decay=0.5")
+
+
+def configuration(folder, method, *words):
+    rule = RULE if "elle" in method else ()
+    return load_config([*WORDS, f"method={method}", *rule, *words, f"out={folder}"])
+
+
+def in_phases(folder, out):
+    """Streamed images, of 8 pixels in batches of 8 and then of 16 in batches of 6: 2 and 3 steps an epoch."""
+    words = [word for word in WORDS if word.partition("=")[0] not in ("data", "model", "batch", "epochs", "max_steps")]
+    images = ("data=folder", f"root={folder}/images", "model=tests.networks:double_any_size_net", "validation=2")
+    own = ("phases=1:8:8,2:16:6", "workers=0", "lr=0.02", "method=elle-a", "method.weight.ramp=2", *RULE)
+    return load_config([*words, *images, *own, f"out={out}"])
+
+
+# The weight acts a step later, and a step at which it is negligible leaves the penalty's backward out.
+LAZY = ("method.weight.next_step=true", "method.weight.negligible=0.3")
+
+
+def evaluated(part=(0, 1), exchange=lambda own: [own]):
+    """What `evaluate` finds on 100 images in chunks of 30, by one process or its part of several."""
+    torch.manual_seed(0)
+    x, y = images(100)
+    found = evaluate(conv_net(), x, y, "clean,pgd-2", 0.1, chunk=30, part=part, exchange=exchange)
+    return {name: one | {"seconds": 0} for name, one in found.items()}
+
+
+def interrupted(work):
+    """The message in which the work ends."""
+    try:
+        work()
+    except WorkError as problem:
+        return str(problem)
+    return "went on"
+
+
+def worker(rank, folder):
+    """One rank: every run that the tests look at, into folders of their own; what it saw, into a file."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-point", rank=rank, world_size=2)
+    for method in METHODS:
+        train(configuration(f"{folder}/{method}", method))
+    train(configuration(f"{folder}/lazy", "elle-a", *LAZY))
+    train(configuration(f"{folder}/low", "elle-a", "memory=low"))
+    train(in_phases(folder, f"{folder}/phases"))
+    for method in ("elle-a", "free"):
+        train(configuration(f"{folder}/{method}-resumed", method, "max_steps=9"))
+        if rank == 0:
+            shutil.copytree(f"{folder}/{method}-resumed", f"{folder}/{method}-at-9")
+        train(configuration(f"{folder}/{method}-resumed", method), resume=True)
+    said = {}
+    signalled = configuration(f"{folder}/signalled", "elle-a")
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(Step, "between", lambda self, done: done == 5 and os.kill(os.getpid(), signal.SIGTERM))
+        said["signal"] = interrupted(lambda: train(signalled))
+    train(signalled, resume=True)
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            loss = CrossEntropy.__call__
+            patch.setattr(CrossEntropy, "__call__", lambda *given: [value * torch.nan for value in loss(*given)])
+        said["nan"] = interrupted(lambda: train(configuration(f"{folder}/nan", "fgsm", "max_steps=25")))
+    train(configuration(f"{folder}/local", "elle-a", "sync_bn=false"))
+    said["average"] = [torch.full((2,), float(rank)), torch.full((1, 3), 10.0 * rank)]
+    Ranks(rank, 2).average(said["average"])
+    said["evaluated"] = evaluated((rank, 2), Ranks(rank, 2).exchanged)
+    said["refused"] = refusal(configuration(f"{folder}/odd", "fgsm", "batch=49"))
+    torch.save(said, f"{folder}/rank-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def refusal(config):
+    try:
+        train(config)
+    except InputError as problem:
+        return str(problem)
+    return None
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """The folder in which two ranks have trained."""
+    folder = tmp_path_factory.mktemp("two")
+    write_folder(folder / "images")
+    processes = mp.spawn(worker, (str(folder),), nprocs=2, join=False)
+    deadline = time.monotonic() + SECONDS
+    try:
+        while not processes.join(timeout=5):
+            assert time.monotonic() < deadline, "the two ranks do not finish: one waits for the other"
+    finally:
+        for process in processes.processes:
+            process.kill()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """one("fgsm") -> the folder of the same run by one process, made once."""
+    made = {}
+
+    def make(method, *words):
+        key = (method, *words)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("one") / method
+            train(configuration(made[key], method, *words))
+        return made[key]
+
+    return make
+
+
+def state(run):
+    return checkpoint.load_checkpoint(checkpoint.checkpoints(run)[-1])[0]
+
+
+def column(run, name):
+    return state(run)["records"][:STEPS, RECORDED.index(name)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_ranks_lose_as_one_process(two, one, method):
+    mine, theirs = column(two / method, "loss"), column(one(method), "loss")
+    assert theirs.isfinite().all()
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["elle-a", "n-fgsm+elle-a"])
+def test_two_ranks_weigh_the_penalty_as_one_process(two, one, method):
+    mine, theirs = column(two / method, "weight"), column(one(method), "weight")
+    assert (theirs[1:] > theirs[:-1]).any(), "the weight never jumped"
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+
+
+def test_two_ranks_leave_out_the_steps_that_one_process_does(two, one):
+    mine, theirs = (column(run, "weight") for run in (two / "lazy", one("elle-a", *LAZY)))
+    assert (theirs == 0).any()
+    assert (theirs > 0).any()
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+    losses = (column(run, "loss") for run in (two / "lazy", one("elle-a", *LAZY)))
+    torch.testing.assert_close(*losses, rtol=0, atol=1e-6)
+
+
+def test_ranks_that_compute_blocks_anew_train_as_those_that_keep_them(two):
+    for name in ("loss", "weight"):
+        torch.testing.assert_close(column(two / "low", name), column(two / "elle-a", name), rtol=0, atol=1e-6)
+
+
+def test_two_ranks_train_in_phases_on_streamed_images_as_one_process(two, tmp_path):
+    train(in_phases(two, tmp_path / "one"))
+    mine, theirs = state(two / "phases"), state(tmp_path / "one")
+    assert theirs["done"] == 2 + 3 + 3
+    assert theirs["rule.since"] == 6  # the ramp has begun anew with the second phase
+    for name in theirs:
+        if name.startswith(("model.", "rule.", "records")):
+            torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=1e-6, equal_nan=True)
+
+
+def test_the_shares_of_an_evaluation_are_the_evaluation(two):
+    for rank in range(2):
+        assert torch.load(two / f"rank-{rank}.pt")["evaluated"] == evaluated()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_ranks_end_with_the_accuracies_of_one(two, one, method):
+    mine, theirs = (json.loads((run / "result.json").read_text()) for run in (two / method, one(method)))
+    assert (mine["ranks"], mine["batchnorm"], theirs["ranks"]) == (2, "all ranks", 1)
+    for attack in ("clean", "pgd-2"):
+        assert mine["test"][attack]["correct"] == theirs["test"][attack]["correct"]
+
+
+@pytest.mark.parametrize("name", ["elle-a-resumed", "free-resumed", "signalled"])
+def test_resumed_on_as_many_ranks_is_uninterrupted_bitwise(two, name):
+    method = "free" if "free" in name else "elle-a"
+    torch.testing.assert_close(state(two / name), state(two / method), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("method", ["elle-a", "free"])
+def test_a_run_of_two_ranks_continues_on_one(two, method):
+    run = two / f"{method}-at-9"
+    train(configuration(run, method), resume=True)
+    torch.testing.assert_close(column(run, "loss"), column(two / method, "loss"), rtol=0, atol=1e-6)
+
+
+def test_a_signal_to_one_rank_stops_both_at_the_same_step(two):
+    said = [torch.load(two / f"rank-{rank}.pt")["signal"] for rank in range(2)]
+    assert said[0] == said[1]
+    assert said[0].startswith(f"stopped by SIGTERM at step 8 of {STEPS}; everything is saved")
+
+
+def test_a_loss_that_is_nan_on_one_rank_stops_both(two):
+    for rank in range(2):
+        assert torch.load(two / f"rank-{rank}.pt")["nan"].startswith("training diverged in epoch 1")
+
+
+def test_batchnorm_of_each_rank_is_said_so_and_trains_otherwise(two, one):
+    assert json.loads((two / "local" / "result.json").read_text())["batchnorm"] == "each rank"
+    difference = (column(two / "local", "loss") - column(one("elle-a"), "loss")).abs()
+    assert 1e-3 < difference.max() < 0.5
+
+
+def test_an_average_is_the_same_on_every_rank(two):
+    for rank in range(2):
+        average = torch.load(two / f"rank-{rank}.pt")["average"]
+        assert [part.tolist() for part in average] == [[0.5, 0.5], [[5.0, 5.0, 5.0]]]
+
+
+def test_a_batch_that_cannot_be_split_is_refused_with_one_that_can(two):
+    said = torch.load(two / "rank-1.pt")["refused"]
+    assert said == "batch=49 does not divide into 2 equal parts (2 ranks); use batch=48"
+
+
+def test_a_batch_that_accumulation_cannot_split_is_refused(settings):
+    with pytest.raises(InputError, match="batch=64 does not divide into 3 equal parts .* accumulate=3.*batch=63"):
+        train(settings("accumulate=3"))
+
+
+def test_a_program_that_asks_for_devices_without_a_launcher_is_told_of_torchrun(settings, tmp_path):
+    with pytest.raises(InputError, match="devices=2: .* torchrun --nproc-per-node=2, or set devices=1"):
+        train(settings("devices=2"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_alone_a_message_is_the_value_itself():
+    value = torch.ones(3)
+    assert ALONE.mean(value) is value
+    assert ALONE.exchanged(5) == [5]
+    assert ALONE.from_first(lambda: 7) == 7
+
+
+def test_the_parts_of_the_ranks_are_the_batch():
+    rows = torch.arange(12).view(6, 2)
+    assert torch.equal(torch.cat([Ranks(rank, 3).own(rows) for rank in range(3)]), rows)
