@@ -129,7 +129,7 @@ def test_ctrl_c_saves_the_run_and_leaves_no_process_behind(root, tmp_path):
     process = running(root, tmp_path / "run")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of the group
     errors = process.communicate(timeout=60)[1].decode()
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "stopped by SIGINT at step" in errors
     assert len(errors.strip().splitlines()) == 1
     assert not processes(tmp_path / "run")

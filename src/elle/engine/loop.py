@@ -24,7 +24,7 @@ from elle.engine.records import Record, columns, means
 from elle.engine.run_files import RunFiles, run_directory
 from elle.engine.runtime import GraphedStep, pick_device, pick_precision, stop_signals
 from elle.engine.tracking import Tracking
-from elle.errors import InputError, WorkError
+from elle.errors import InputError, WorkError, stopped_by
 from elle.evaluation.evaluate import parse_attacks
 from elle.evaluation.units import fitting_batch
 from elle.methods import Method
@@ -270,9 +270,10 @@ class Run:
     def _stop(self, signal_name: str) -> None:
         self._keep()
         self.files.event("stop", step=self.done, signal=signal_name)
-        raise WorkError(
-            f"stopped by {signal_name} at step {self.done} of {self.last_step}; everything is saved; "
-            f"continue with: elle train --out {self.directory} --resume"
+        raise stopped_by(
+            signal_name,
+            f" at step {self.done} of {self.last_step}; everything is saved; "
+            f"continue with: elle train --out {self.directory} --resume",
         )
 
     def model_header(self) -> dict[str, Any]:
