@@ -52,13 +52,14 @@ def collapse_start(rows: list[Reading], chance: float, epoch: int) -> int | None
 
 
 def early_start(rows: list[Reading]) -> int | None:
-    """Of a run that never was robust: where it first answered attacked images better than clean ones, as at its end."""
+    """Of a run that never was robust: where it had first learnt its own attack alone, as at its end."""
     bad = [leaking(row) for row in rows]
     return bad.index(True) if bad[-1] else None
 
 
 def leaking(row: Reading) -> bool:
-    return bool(row["single"] >= row["clean"] + 0.1 and row["multi"] < 0.5 * row["single"])
+    """Attacked images are answered better than clean ones, or three in four of them, but not under PGD-20."""
+    return bool(row["single"] >= min(row["clean"] + 0.1, 0.75) and row["multi"] < 0.5 * row["single"])
 
 
 def temporary(rows: list[Reading], chance: float, epoch: int) -> bool:

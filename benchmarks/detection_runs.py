@@ -67,6 +67,8 @@ CIFAR10 = [
 SET_ON = {
     *(f"mnist5k-fgsm-0.28-{seed}" for seed in range(4)),
     *("mnist5k-fgsm-0.32-0", "mnist5k-fgsm-0.32-1", "mnist5k-n-fgsm-0.36-0"),
+    *("mnist5k-fgsm-0.32-12-0", "mnist5k-fgsm-0.32-12-1", "mnist5k-fgsm-0.3-12-2", "mnist5k-fgsm-0.3-gelu-12-0"),
+    "mnist5k-fgsm-0.26-12-2",
     *(f"mnist5k-elle-a-0.28-{seed}" for seed in range(4)),
     *("mnist5k-elle-a-0.28-12-0", "mnist5k-fgsm-0.1-0"),
     *("digits-fgsm-0.2-0", "digits-fgsm-0.2-1", "digits-fgsm-0.15-0", "digits-n-fgsm-0.1-0"),

@@ -18,7 +18,8 @@ TRUTH = {
     "a dip": ([0.3, 0.4, 0.0, 0.4, 0.4], [0.4, 0.5, 0.9, 0.5, 0.5], CLEAN, None, False),
     "one low reading at the end": ([0.3, 0.4, 0.4, 0.0], [0.4, 0.5, 0.5, 0.9], CLEAN, None, False),
     "forgetting both": ([0.3, 0.4, 0.1, 0.1], [0.4, 0.5, 0.1, 0.1], CLEAN, None, False),
-    "never robust, nor fooled": ([0.1, 0.15, 0.0, 0.0], [0.4, 0.5, 0.7, 0.8], CLEAN, None, False),
+    "never robust, nor fooled": ([0.1, 0.15, 0.0, 0.0], [0.4, 0.5, 0.6, 0.7], CLEAN, None, False),
+    "never robust, its own attack learnt": ([0.1, 0.15, 0.0, 0.0], [0.4, 0.5, 0.7, 0.8], CLEAN, 3, False),
     "fooled before it was robust": ([0.1, 0.12, 0.0, 0.0], [0.1, 0.3, 0.5, 0.9], [0.2, 0.1, 0.2, 0.7], 1, False),
 }
 

@@ -128,6 +128,12 @@ PROBED = {
     "the same for half an epoch": ([RISING[0], fooled(), *RISING], []),
     "attacked images answered best, E_lin as usual": ([RISING[0], *[fooled(error=2e-4)] * 6], []),
     "as good as the clean ones": ([RISING[0], *[fooled(clean=0.35)] * 6], []),
+    "most attacked images answered, never robust": (
+        [RISING[0], *[reading(0, 0.05, single=0.8, clean=0.9, error=3e-2)] * 5],
+        [("collapse", 30, 20)],
+    ),
+    "half of them answered": ([RISING[0], *[reading(0, 0.05, single=0.6, clean=0.9, error=3e-2)] * 6], []),
+    "most of them answered, E_lin as usual": ([RISING[0], *[reading(0, 0.05, single=0.8, clean=0.9)] * 6], []),
     "attacked images answered best, and robust": ([*RISING, *[fooled(multi=0.36)] * 6], []),
     "a network that was fooled and becomes robust": (
         [RISING[0], *[fooled()] * 3, *RISING[1:]],
