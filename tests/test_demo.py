@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from elle.demo import describe, run_demo
+from elle.demo import _dip, describe, run_demo
 from elle.errors import InputError, WorkError
 
 
@@ -53,9 +53,24 @@ def test_a_failed_training_is_reported_with_its_reason(tmp_path):
     ("collapsed", "words"), [(True, "collapsed in epoch 7: .* fell from 40.0% to 1.0%"), (False, "did not collapse")]
 )
 def test_the_verdict_says_what_the_numbers_say(collapsed, words):
-    one = {"pgd20_best": 0.4, "pgd20_final": 0.01, "single_step": 0.97}
+    one = {"pgd20_best": 0.4, "pgd20_final": 0.01, "single_step": 0.97, "dip": None}
     one |= {"collapsed": collapsed, "collapse_epoch": 7 if collapsed else None}
     assert re.search(words, describe({"fgsm": one}))
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "dip"),
+    [
+        ([0.0, 0.1, 0.4, 0.3, 0.5], None),
+        ([0.0, 0.1, 0.4, 0.1, 0.5], {"pgd20": 0.1, "epoch": 4}),
+        ([0.3, 0.1, 0.5, 0.3], {"pgd20": 0.1, "epoch": 2}),
+        ([0.0], None),
+    ],
+)
+def test_a_dip_is_told(accuracies, dip):
+    assert _dip(accuracies) == dip
+    one = {"pgd20_best": 0.5, "pgd20_final": 0.5, "collapsed": False, "dip": dip}
+    assert ("(best 50.0%, with a dip to 10.0% in epoch" in describe({"elle-a": one})) == (dip is not None)
 
 
 @pytest.mark.slow

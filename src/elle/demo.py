@@ -57,6 +57,7 @@ class DemoRun:
         return {
             "pgd20_best": max(accuracies),
             "pgd20_final": accuracies[-1],
+            "dip": _dip(accuracies),
             "clean": self.records[-1]["clean"],
             "single_step": self.records[-1]["accuracy"],
             "loss": self.records[-1]["loss"],
@@ -137,6 +138,14 @@ def _follow(runs: list[DemoRun], epochs: int, console: Console) -> None:
         live.update(_table(runs, epochs), refresh=True)
 
 
+def _dip(accuracies: Sequence[float]) -> dict[str, float] | None:
+    """The lowest accuracy below half of the best so far, once that was half of the best of all: small data swing."""
+    best = max(accuracies)
+    first = next(k for k, level in enumerate(accuracies) if level >= 0.5 * best)
+    lowest, epoch = min((level, first + k + 1) for k, level in enumerate(accuracies[first:]))
+    return {"pgd20": lowest, "epoch": epoch} if lowest < 0.5 * max(accuracies[:epoch]) else None
+
+
 def _line(record: dict[str, Any], epochs: int) -> str:
     return (
         f"epoch {record['epoch']:2d}/{epochs}  loss {record['loss']:.3f}  single-step {record['accuracy']:6.1%}  "
@@ -182,9 +191,10 @@ def describe(summaries: dict[str, dict[str, Any]]) -> str:
                 f"reached {one['single_step']:.1%}."
             )
         else:
+            dip = f", with a dip to {one['dip']['pgd20']:.1%} in epoch {one['dip']['epoch']}" if one["dip"] else ""
             sentences.append(
                 f"{NAMES[method]} did not collapse: accuracy under PGD-20 ends at {one['pgd20_final']:.1%} "
-                f"(best {one['pgd20_best']:.1%})."
+                f"(best {one['pgd20_best']:.1%}{dip})."
             )
     return " ".join(sentences)
 
