@@ -48,6 +48,18 @@ def test_make_targets_exist(command):
     assert re.search(rf"^{command.split()[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
+def test_the_loader_s_share_of_the_floor_is_what_was_measured():
+    measured = json.loads((ROOT / "benchmarks/results/streaming-cpu-torch2.13.0.json").read_text())
+    assert measured["share_of_floor"] >= 0.85
+    rate, share, cached = (
+        measured[key] for key in ("loader_images_per_second", "share_of_floor", "cached_images_per_second")
+    )
+    text = " ".join((ROOT / "docs/streaming.md").read_text().split())
+    assert (
+        f"gives {rate} images/s, {share:.0%} of the floor, and {cached:,} from a full cache".replace("%", " %") in text
+    )
+
+
 def test_the_python_examples_run_as_printed():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10))
