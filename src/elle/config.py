@@ -97,6 +97,12 @@ class Config(BaseModel):
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(5e-4, ge=0, description="weight decay of SGD")
     decay_norm: bool = Field(True, description="decay the weights of BatchNorm and biases too")
+    average: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="evaluate and keep a running mean of the weights with this decay, 0.999 or so; 0: off",
+    )
     schedule: Literal["short", "short-svhn", "long", "long-svhn", "long-cos", "cos-1000", "imagenet-15"] | None = Field(
         None, description="of rate and eps (`elle show-schedule NAME`); other than the data's own, it brings its epochs"
     )

@@ -16,21 +16,9 @@ if TYPE_CHECKING:
 
 def conclude(run: Run) -> dict[str, Any]:
     """Write the weights, evaluate on the test set, all ranks together, and write the result."""
-    config, model, ranks = run.config, run.step.model, run.ranks
-    run.files.write_tensors("model.safetensors", model.state_dict(), run.model_header())
-    run.watcher.said(f"evaluating {config.final} on {len(run.images.test)} test images")
-    final = evaluate(
-        model,
-        run.images.test.x,  # moved to the device a chunk at a time
-        run.images.test.y,
-        config.final,
-        given(config.eps),
-        norm=config.norm,
-        batch=run.fitting(500),
-        seed=config.seed,
-        part=(ranks.rank, ranks.count),
-        exchange=ranks.exchanged,
-    )
+    with run.step.trained():
+        final = _final(run)
+    config, ranks = run.config, run.ranks
     epoch_seconds = [record["seconds"] for record in run.history]
     result = {
         "version": __version__,
@@ -52,3 +40,22 @@ def conclude(run: Run) -> dict[str, Any]:
     run.files.write_json("result.json", result)
     run.files.event("finish", step=run.done)
     return result
+
+
+def _final(run: Run) -> dict[str, Any]:
+    """Keep the network as it is now, and what it survives of the test set."""
+    config, model, ranks = run.config, run.step.model, run.ranks
+    run.files.write_tensors("model.safetensors", model.state_dict(), run.model_header())
+    run.watcher.said(f"evaluating {config.final} on {len(run.images.test)} test images")
+    return evaluate(
+        model,
+        run.images.test.x,  # moved to the device a chunk at a time
+        run.images.test.y,
+        config.final,
+        given(config.eps),
+        norm=config.norm,
+        batch=run.fitting(500),
+        seed=config.seed,
+        part=(ranks.rank, ranks.count),
+        exchange=ranks.exchanged,
+    )

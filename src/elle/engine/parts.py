@@ -75,6 +75,7 @@ def build_parts(config: Config, device: torch.device, precision: Precision, rank
         total_steps=timetable.total_steps,
         memory=config.memory,
         fused=config.fused,
+        average=config.average,
         ranks=ranks,
         accumulate=config.accumulate,
     )

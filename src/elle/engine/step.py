@@ -16,6 +16,7 @@ from elle.core.second_order import twice_differentiable
 from elle.core.subspace import flattened
 from elle.data.resident import Resident
 from elle.data.streaming import Streaming
+from elle.engine.averaging import Average
 from elle.engine.batchnorm import running_statistics
 from elle.engine.draws import Draws
 from elle.engine.ranks import ALONE, Ranks
@@ -55,12 +56,14 @@ class Step:
         total_steps: int,
         memory: Literal["auto", "low"] = "auto",
         fused: Literal["auto", "off"] = "off",
+        average: float = 0.0,
         ranks: Ranks = ALONE,
         accumulate: int = 1,
     ) -> None:
         use_fused(model, fused == "auto")
         self.memory, self.model, self.data, self.precision = memory, model, data, precision
         self.ranks, self.accumulate = ranks, accumulate
+        self.average = Average(model, average) if average else None
         self.total_steps = total_steps
         device = self.device = next(model.parameters()).device
         self.lr = torch.zeros((), device=device)
@@ -121,6 +124,8 @@ class Step:
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         self.ranks.average([*gradients, *running_statistics(self.model), row])
         self._update()
+        if self.average is not None:
+            self.average.update(self.done)
         self.records.index_copy_(0, self.position, row.unsqueeze(0))
         self.position.add_(1)
         self.done.add_(1)
@@ -246,6 +251,10 @@ class Step:
                 for buffer in state.values():
                     buffer.zero_()  # momentum of the way back
 
+    def trained(self) -> contextlib.AbstractContextManager[None]:
+        """Within it the network is the one that training yields: the mean of its weights, where one is kept."""
+        return contextlib.nullcontext() if self.average is None else self.average.shown()
+
     def state(self) -> dict[str, Tensor]:
         """Every tensor that the next step depends on, whatever the number of ranks; all of them ask together."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
@@ -253,6 +262,8 @@ class Step:
             for name, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{number}.{name}"] = value
         tensors |= {f"rule.{name}": value for name, value in self.rule.items()}
+        if self.average is not None:
+            tensors |= {f"average.{name}": value for name, value in self.average.tensors.items()}
         for name, value in self.kept.items():
             tensors[f"kept.{name}"] = self.ranks.gathered(value) if name in _OF_IMAGES else value
         tensors |= {"records": self.records, "position": self.position, "done": self.done}

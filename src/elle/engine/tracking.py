@@ -33,7 +33,8 @@ class Tracking:
 
     def record(self) -> Record:
         """The numbers of now, by the first rank, for all."""
-        return self.run.ranks.from_first(self._record)
+        with self.run.step.trained():
+            return self.run.ranks.from_first(self._record)
 
     def _record(self) -> Record:
         """In the training precision and apart from its random state."""

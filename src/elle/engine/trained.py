@@ -54,7 +54,9 @@ def load_network(weights: Path, checkpoint: bool = True) -> tuple[nn.Module, dic
     """
     tensors, header = read_tensors(weights)
     if checkpoint and "network" in header:
-        tensors = {name.removeprefix("model."): tensors[name] for name in tensors if name.startswith("model.")}
+        # The network that a run would have ended with there: the mean of its weights, where it keeps one.
+        kept = "average." if any(name.startswith("average.") for name in tensors) else "model."
+        tensors = {name.removeprefix(kept): tensors[name] for name in tensors if name.startswith(kept)}
         header = header["network"]
     if header.get("kind") != "model":
         raise InputError(f"{weights} is not a model that `elle train` wrote")

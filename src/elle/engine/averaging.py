@@ -1,0 +1,49 @@
+"""The running mean of a network's weights, found more robust than the last of them (Gowal et al., arXiv 2010.03593)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+
+class Average:
+    """Of everything in a network's state: mean <- decay mean + (1 - decay) value, after every step."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model, self.decay = model, decay
+        self.tensors = {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, done: Tensor) -> None:
+        """Take in the network after `done` steps, which tell how little there is to average at first."""
+        # 9 / (10 + done) is 1 - (1 + done) / (10 + done): the beginning, far from the end, is forgotten soon.
+        share = (9 / (10 + done)).clamp(min=1 - self.decay).float()
+        values = self.model.state_dict()
+        means = [mean for mean in self.tensors.values() if mean.is_floating_point()]
+        steps = torch._foreach_sub(
+            [values[name] for name, mean in self.tensors.items() if mean.is_floating_point()], means
+        )
+        torch._foreach_mul_(steps, share)
+        torch._foreach_add_(means, steps)
+        for name, mean in self.tensors.items():
+            if not mean.is_floating_point():
+                mean.copy_(values[name])  # BatchNorm's count of batches
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Within it the network has the mean's weights, in the same memory; afterwards its own again."""
+        values = self.model.state_dict()
+        own = {name: value.detach().clone() for name, value in values.items()}
+        self._put(self.tensors)
+        try:
+            yield
+        finally:
+            self._put(own)
+
+    @torch.no_grad()
+    def _put(self, tensors: dict[str, Tensor]) -> None:
+        for name, value in self.model.state_dict().items():
+            value.copy_(tensors[name])
