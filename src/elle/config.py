@@ -146,7 +146,7 @@ class Config(BaseModel):
         "auto", description="graph: the step as one CUDA graph (auto on a GPU)"
     )
     memory: Literal["auto", "low"] = Field(
-        "auto", description="low: E_lin and its exact gradient in the memory of an FGSM step, for a fifth more time"
+        "auto", description="low: E_lin and its exact gradient in the memory of an FGSM step, for a fifth more passes"
     )
     fused: Literal["auto", "off"] = Field(
         "off", description="auto: BatchNorm, ReLU and sums of elle's residual networks in one GPU kernel (with Triton)"
