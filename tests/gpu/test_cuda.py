@@ -11,6 +11,7 @@ from elle.engine.runtime import GraphedStep, autocast, prepare_device
 from elle.engine.step import RECORDED, Step
 from elle.methods import METHODS, configured
 from elle.models.registry import build_model
+from tests.gpu.waiting import without_waiting
 
 pytestmark = [
     pytest.mark.gpu,
@@ -104,11 +105,8 @@ def test_a_step_never_waits_for_the_device(method):
     step = make_step(method, "fp16")
     index = torch.arange(64, device=DEVICE)
     step(index)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         step(index)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert int(step.position) == 2
 
 
@@ -117,11 +115,8 @@ def test_the_plug_in_never_waits_for_the_device():
     reg = elle.ELLE(eps=EPS)
     x, y = torch.rand(32, 3, 32, 32, device=DEVICE), torch.randint(10, (32,), device=DEVICE)
     reg(model, x, y).backward()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         reg(model, x, y).backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert reg.error.device.type == "cuda"
     assert reg.error.isfinite()
 

@@ -11,6 +11,7 @@ from elle.engine.step import RECORDED, Step
 from elle.methods import configured
 from elle.models.registry import build_model
 from tests.gpu.test_cuda import images, losses
+from tests.gpu.waiting import without_waiting
 
 pytestmark = [
     pytest.mark.gpu,
@@ -95,9 +96,6 @@ def test_these_steps_never_wait_for_the_device(method, memory):
     step = make_step(method, "fp16", memory)
     index = torch.arange(64, device=DEVICE)
     step(index)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         step(index)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert int(step.done) == 2
