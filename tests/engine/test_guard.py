@@ -7,7 +7,7 @@ import torch
 
 from elle.core.controller import OnOff
 from elle.engine import checkpoint
-from elle.engine.guard import MAX_ROLLBACKS, SHARE, strengthened
+from elle.engine.guard import MAX_ROLLBACKS, strengthened
 from elle.engine.loop import Run, Watcher, train
 from elle.engine.probe import CollapseMonitor
 from elle.errors import InputError, WorkError
@@ -148,7 +148,8 @@ def test_a_rollback_into_the_middle_of_an_epoch_continues_that_epoch(settings, t
     assert events(run)[:2] == [("collapse", 45), ("rollback", 27)]
     assert [record["step"] for record in lines(run / "metrics.jsonl")] == [18, 36, 54, 72]
     errors = lines(run / "steps.jsonl")[1]["error"]
-    assert [error is None for error in errors] == [True] * 9 + [False] * 9
+    # From step 27 on there is a penalty, where the steps done before divide by 4: at 28 and 32, 18 of them of epoch 1.
+    assert [k for k, error in enumerate(errors) if error is not None] == [10, 14]
 
 
 def test_a_run_that_collapses_at_once_goes_back_to_its_first_state(settings, tmp_path, monkeypatch):
@@ -166,7 +167,8 @@ def test_a_run_that_collapses_at_once_goes_back_to_its_first_state(settings, tmp
     assert events(tmp_path / "run") == [("collapse", 18), ("rollback", 0), ("finish", 36)]
     assert result["rollbacks"] == 1
     steps = lines(tmp_path / "run" / "steps.jsonl")
-    assert all(error is not None for line in steps for error in line["error"])
+    errors = [error for line in steps for error in line["error"]]
+    assert [k for k, error in enumerate(errors) if error is not None] == list(range(0, 36, 4))
     assert [one["step"] for one in lines(tmp_path / "run" / "probes.jsonl")] == [9, 18, 27, 36]
     # What it went back to is the network as it was built.
     before = checkpoint.read_tensors(tmp_path / "run" / "before-collapse.safetensors")
@@ -238,18 +240,13 @@ def test_interrupted_around_a_rollback_and_resumed_is_uninterrupted_bitwise(sett
 def test_the_stronger_method(settings):
     config = settings("clip=true").resolved()
     first = strengthened(METHODS["n-fgsm"], config)
-    assert (first.name, first.attack, first.weight) == ("n-fgsm+elle-a", METHODS["n-fgsm"].attack, OnOff(100))
-    # Of 64 images an eighth would be 8: too few.
-    assert (first.regulariser.share, first.regulariser.clip) == (16 / 64, True)
+    assert (first.name, first.attack) == ("n-fgsm+elle-a", METHODS["n-fgsm"].attack)
+    assert (first.weight, first.regulariser.clip) == (OnOff(100, every=4), True)
     second = strengthened(first, config)
-    assert (second.weight, second.regulariser.share) == (OnOff(200), 32 / 64)
+    assert second.weight == OnOff(200, every=2)
     third = strengthened(second, config)
-    assert strengthened(third, config).regulariser.share == third.regulariser.share == 1
-    shares = [
-        strengthened(METHODS["fgsm"], config.model_copy(update={"batch": batch})).regulariser.share
-        for batch in (8, 128, 512)
-    ]
-    assert shares == [1, SHARE, SHARE]
+    assert third.weight == OnOff(400, every=1)
+    assert strengthened(third, config).weight == OnOff(800, every=1)
     assert strengthened(METHODS["elle"], config).weight.value == 2 * METHODS["elle"].weight.value
 
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 MAX_ROLLBACKS = 3
 """A run that collapses once more after so many rollbacks stops."""
-SHARE, LEAST = 0.125, 16
-"""Share of the batch for which the penalty that the guard switches on is computed, cheap to pay; and the images that it
-is at least, because the mean over fewer is noise that throws training back."""
+EVERY = 4
+"""Steps from one with the penalty that the guard switches on to the next: cheap to pay. A share of each batch would
+cost more, since a GPU takes hardly less time for few images, and the mean over few is noise that throws training back."""
 _PREFIX = "healthy."
 
 
@@ -206,14 +206,12 @@ def _monitor(run: Run, every: int) -> CollapseMonitor:
 
 
 def strengthened(method: Method, config: Config) -> Method:
-    """ELLE-A added to a method without a penalty; otherwise twice its weight, on twice the images (at most all)."""
+    """ELLE-A added to a method without a penalty; otherwise twice its weight, at twice as many steps (at most all)."""
     if method.regulariser is not None and method.weight is not None and method.weight.value > 0:
-        rule: Constant | OnOff = dataclasses.replace(method.weight, value=2 * method.weight.value)
-        measured = dataclasses.replace(method.regulariser, share=min(1.0, 2 * method.regulariser.share))
-        return dataclasses.replace(method, weight=rule, regulariser=measured)
+        before = method.weight
+        rule: Constant | OnOff = dataclasses.replace(before, value=2 * before.value, every=-(-before.every // 2))
+        return dataclasses.replace(method, weight=rule)
     weight = find_dataset(config.data).weights["elle-a"]
     value = weight(config.eps or 0.0, config.schedule or "") if callable(weight) else weight
-    error = Linearity(
-        norm=config.norm, clip=bool(config.clip), share=min(1.0, max(SHARE, LEAST / (config.batch or LEAST)))
-    )
-    return dataclasses.replace(method.with_penalty("elle-a"), regulariser=error, weight=OnOff(value))
+    error = Linearity(norm=config.norm, clip=bool(config.clip))
+    return dataclasses.replace(method.with_penalty("elle-a"), regulariser=error, weight=OnOff(value, every=EVERY))
