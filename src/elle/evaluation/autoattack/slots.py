@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -168,7 +170,11 @@ def _stepper(attack: Attack, rows: Any, graph: bool) -> Callable[[], None]:
 
 
 class _Graphed:
-    """A step captured in a CUDA graph after three real, eager ones, on a stream of its own as capture wants."""
+    """A step captured in a CUDA graph after three real, eager ones, on a stream of its own as capture wants.
+
+    The last eager one must not wait for the device: an error then is harmless, while one within a capture leaves
+    torch's generator and allocator as if the capture went on.
+    """
 
     _WARM_UP = 3
 
@@ -187,7 +193,21 @@ class _Graphed:
             self.graph.replay()
             return
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+        checked = _waiting_refused() if self.eager_steps == self._WARM_UP - 1 else contextlib.nullcontext()
+        with torch.cuda.stream(self.stream), checked:
             self.step()
         torch.cuda.current_stream().wait_stream(self.stream)
         self.eager_steps += 1
+
+
+@contextlib.contextmanager
+def _waiting_refused() -> Iterator[None]:
+    """Within it whatever waits for the device is a RuntimeError."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
