@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elle.evaluation.autoattack import ORDER, Budget, search
-from elle.evaluation.autoattack.oracle import Oracle, constant
+from elle.evaluation.autoattack.oracle import Oracle, constant, tf32
 from elle.evaluation.autoattack.registry import make_attack
 from elle.models.registry import build_model
 from tests.gpu.waiting import without_waiting
@@ -50,7 +50,7 @@ def broken(network, name, norm, **options) -> Tensor:
     model, x, y = network
     x_adv = search(name, model, x, y, EPS[norm], norm=norm, classes=10, seed=0, batch=64, budget=BUDGET, **options)
     changed = (x_adv != x).flatten(1).any(1)
-    with torch.no_grad():
+    with torch.no_grad(), tf32(False):  # what counts is float32 proper
         assert bool((model(x_adv).argmax(1) != y)[changed].all())
     return changed
 

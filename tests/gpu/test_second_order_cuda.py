@@ -11,11 +11,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def with_kernels(monkeypatch):
-    monkeypatch.setattr(normalisation, "TRITON", True)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(4, 5, 6, 7), (128, 64, 32, 32), (128, 512, 4, 4), (2, 3, 1, 1)], ids=str)
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
@@ -31,10 +26,13 @@ def test_the_kernels_give_what_the_formula_gives(dtype, shape, layout):
     assert kernel is not None
     assert kernel is not normalisation.second_derivatives
     found = kernel(v, v_weight, v_bias, g, x, weight, mean, rstd)
-    exact = normalisation.second_derivatives(
-        *(value.double() for value in (v, v_weight, v_bias, g, x, weight, mean, rstd))
-    )
-    for mine, expected in zip(found, exact, strict=True):
+    given = (v, v_weight, v_bias, g, x, weight, mean, rstd)
+    exact = normalisation.second_derivatives(*(value.double() for value in given))
+    # Of two values a channel next to nothing is left of the terms: float32 itself is then that far off.
+    single = normalisation.second_derivatives(*(value.float() for value in given))
+    for mine, expected, rounded in zip(found, exact, single, strict=True):
         assert mine.isfinite().all()
-        distance = (mine.double() - expected).norm() / expected.norm().clamp(min=1e-6)
-        assert distance < {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[mine.dtype]
+        size = expected.norm().clamp(min=1e-6)
+        distance, unavoidable = ((value.double() - expected).norm() / size for value in (mine, rounded))
+        most = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[mine.dtype]
+        assert distance < most + 4 * unavoidable

