@@ -27,7 +27,7 @@ MAX_ROLLBACKS = 3
 """A run that collapses once more after so many rollbacks stops."""
 EVERY = 4
 """Steps from one with the penalty that the guard switches on to the next: cheap to pay. A share of each batch would
-cost more, since a GPU takes hardly less time for few images, and the mean over few is noise that throws training back."""
+cost more, as a GPU takes hardly less time for few images, and the mean over few is noise that throws training back."""
 _PREFIX = "healthy."
 
 
