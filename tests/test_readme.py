@@ -115,6 +115,7 @@ def test_the_results_table_is_what_was_measured():
         assert float(seconds) == pytest.approx(runs[method]["seconds_per_epoch"], abs=0.0051)
         assert test["pgd-20"]["total"] == 10_000
 
+
 def test_the_table_of_steps_is_what_was_measured():
     measured = json.loads((ROOT / "benchmarks/results/bench-preact-resnet18-nvidia-h200-torch2.11.0.json").read_text())
     page = (ROOT / "docs" / "speed.md").read_text()
