@@ -17,12 +17,11 @@ class _Speed:
     """The same in the penalty's batches, three times as large, which use the chip better."""
 
 
-# FGSM's 5 passes take 4.43 ms and ELLE-A's 9 more 5.02 on the first; the second is as many times slower as its
-# forward and backward are, at 128 and at 512 images; the third was not measured: 150 TFLOP/s are assumed.
+# A fifth of FGSM's step, and a ninth of what ELLE's takes beyond it; ResNet50 at 224 pixels.
 _SPEEDS = {
-    "preact-resnet18": _Speed(0.886, 0.558),
-    "wide-resnet-28-10": _Speed(4.26, 3.69),
-    "resnet50": _Speed(6.98, 6.98),
+    "preact-resnet18": _Speed(0.877, 0.554),
+    "wide-resnet-28-10": _Speed(4.14, 3.56),
+    "resnet50": _Speed(8.81, 6.87),
 }
 _IMAGES = {
     "cifar10": (50_000, 10_000),
@@ -31,8 +30,8 @@ _IMAGES = {
     "imagenet": (1_281_167, 50_000),
 }
 """Training and test images; other sets are too small to count."""
-_DOUBLE_BACKPROPAGATION = 1.37
-"""A step of GradAlign takes three times one of FGSM, for 11 passes against 5."""
+_DOUBLE_BACKPROPAGATION = 1.36
+"""A step of GradAlign takes three times one of FGSM (13.15 ms), for 11 passes against 5."""
 _EVALUATION = {"pgd-20": 0.002, "pgd-50-10": 0.05, "autoattack": 0.07}
 """Seconds a test image with PreActResNet18 in float32; AutoAttack's from its APGD part and the others' queries."""
 
