@@ -182,7 +182,16 @@ class Worker:
         if not bool(((y >= 0) & (y < logits.shape[1])).all()):
             raise InputError(f"labels reach {int(y.max())}, but the network has {logits.shape[1]} classes, from 0")
         facts["classes"] = logits.shape[1]
+        self._refuse(logits.shape[1])
         return Outcome(_numpy(is_wrong(logits, y)), 0.0, facts)
+
+    def _refuse(self, classes: int) -> None:
+        """InputError where the engine lacks an attack that is still to come: now, not after those before it."""
+        if self.settings.engine == "reference":
+            from elle.evaluation.autoattack import reference
+
+            for name in dict.fromkeys(name for one in self.attacks.values() for name in one.parts):
+                reference.available(name, classes)
 
     def _facts(self, x: Tensor, y: Tensor, logits: Tensor) -> dict[str, int]:
         """What the self-checks want to know: a second forward, the gradients, how sure and how varied it is."""

@@ -60,9 +60,8 @@ def search(
     return torch.where(broken.view(-1, *[1] * (x.dim() - 1)), x_adv, x)
 
 
-def _original(
-    name: str, model: nn.Module, device: torch.device, eps: float, norm: Norm, classes: int, seed: int, budget: Budget
-) -> Any:
+def available(name: str, classes: int) -> Any:
+    """The original's class; InputError where it is not installed, or cannot attack a network of so few classes."""
     try:
         from pyautoattack import AutoAttack
     except ImportError:
@@ -71,9 +70,16 @@ def _original(
         ) from None
     if name == "apgd-t" and classes < _FEWEST_CLASSES:
         raise InputError(f"the original apgd-t needs {_FEWEST_CLASSES} classes, here are {classes}; use engine=fast")
+    return AutoAttack
+
+
+def _original(
+    name: str, model: nn.Module, device: torch.device, eps: float, norm: Norm, classes: int, seed: int, budget: Budget
+) -> Any:
+    original = available(name, classes)
     # Its warnings go to the caller's logging if there is any, not to a user's terminal.
     logging.getLogger("auto-attack").addHandler(logging.NullHandler())
-    attack = AutoAttack(model, norm=_NORMS[norm], eps=eps, seed=seed, device=device, version="standard")
+    attack = original(model, norm=_NORMS[norm], eps=eps, seed=seed, device=device, version="standard")
     attack.attacks_to_run = [name]
     attack.apgd.n_restarts = budget.restarts_of(norm)
     attack.apgd_targeted.n_target_classes = budget.targets_of("apgd-t", norm, classes)
