@@ -36,6 +36,11 @@ class Quantised(Mean):
         return super().level(x.mul(8).round().div(8))
 
 
+class Softmaxed(Mean):
+    def forward(self, x):
+        return super().forward(x).softmax(1)
+
+
 class Thresholded(Mean):
     """No way back from the logits to the image."""
 
@@ -90,6 +95,7 @@ def test_an_honest_network_passes():
         (Quantised(), "gradients", "exactly 0 on 40 of 40 images"),
         (Constant(), "classifier", "answers class 0 on 40 of 40 images"),
         (Broken(), "classifier", "not a number on 40 of 40 images"),
+        (Softmaxed(), "classifier", "gives probabilities, not logits"),
         (Mean(steepness=5000), "classifier", "saturated: its probability is exactly 1"),
     ],
 )

@@ -80,6 +80,11 @@ def _classifier(facts: Mapping[str, int], total: int) -> str:
             f"the network answers class {name} on {max(predicted.values())} of {total} images: "
             f"a constant classifier cannot be attacked, and its accuracy is only that class's share"
         )
+    if facts.get("probabilities", 0) == total:
+        return (
+            "the network gives probabilities, not logits: the cross-entropy takes their softmax once more, and attacks "
+            "on it are weaker; evaluate the network without its last softmax"
+        )
     if facts.get("saturated", 0) >= 0.5 * total:
         return (
             f"the network is saturated: its probability is exactly 1 on {facts['saturated']} of {total} images, "

@@ -209,6 +209,7 @@ class Worker:
                 (~torch.isclose(logits, again, rtol=0, atol=float(1e-3 * scale), equal_nan=True)).any(1).sum()
             ),
             "undefined": int(logits.isnan().any(1).sum()),
+            "probabilities": int(((logits >= 0).all(1) & ((logits.sum(1) - 1).abs() < 1e-4)).sum()),
             "zero_gradient": int(flat.sum()),
             "saturated": int((F.softmax(logits, 1).amax(1) == 1).sum()),
             **{f"predicted_{k}": int(n) for k, n in enumerate(predicted.tolist()) if n},

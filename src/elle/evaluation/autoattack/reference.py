@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from elle.errors import InputError
+from elle.errors import InputError, WorkError
 from elle.evaluation.autoattack.norms import Norm
 from elle.evaluation.autoattack.oracle import Oracle, constant, tf32
 from elle.evaluation.autoattack.registry import Budget, known
@@ -55,7 +55,13 @@ def search(
     x, y, budget = x.detach().float(), y.long(), budget or Budget()
     attack = _original(name, _Floats(model), x.device, eps, norm, classes, seed, budget)
     with constant(model, channels_last=False), _undisturbed(x.device), tf32(precision == "tf32"):
-        x_adv: Tensor = attack.run_standard_evaluation(x, y, batch_size=batch)[0]
+        try:
+            x_adv: Tensor = attack.run_standard_evaluation(x, y, batch_size=batch)[0]
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as problem:  # the original asks every network for a gradient
+            reason = str(problem).splitlines()[0]
+            raise WorkError(f"the original {name} cannot attack this network ({reason}); use engine=fast") from problem
         broken = Oracle(model, x.device, "fp32").misclassified(x_adv, y)
     return torch.where(broken.view(-1, *[1] * (x.dim() - 1)), x_adv, x)
 
