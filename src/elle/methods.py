@@ -67,7 +67,7 @@ class Cost:
 class Method:
     name: str
     paper: str
-    """Its arXiv number."""
+    """Its arXiv number, or where it appeared."""
     attack: SignStep | Replay | None
     cost: Cost
     loss: Loss = _CROSS_ENTROPY
@@ -214,7 +214,7 @@ _ROWS = [
     ),
     Method(
         "nuat",
-        "-",
+        "NeurIPS 2021",
         None,
         Cost(4, 3, 2),
         Guided(in_eval_mode, "nuclear", 4.5, start=0.5, clean=True, alternate=True, ramp=True),

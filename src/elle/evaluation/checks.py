@@ -64,7 +64,7 @@ def _gradients(facts: Mapping[str, int], total: int) -> str:
         return ""
     return (
         f"the gradient of the loss is exactly 0 on {count} of {total} images: gradient attacks are blind there; "
-        f"trust square and fab-t, or remove what masks the gradient"
+        f"trust square, and fab-t where the logits still have one, or remove what masks the gradient"
     )
 
 
