@@ -58,9 +58,9 @@ class Tracking:
                 batch=run.fitting(500),
                 seed=config.seed,
             )
-            for name, one in found.items():
-                record[f"tracked_{name}"] = number(one.pop("mean", math.nan))
-                record |= {f"tracked_{name}_{key}": number(value) for key, value in one.items() if key != "count"}
+            for name, summary in found.items():
+                record[f"tracked_{name}"] = number(summary.pop("mean", math.nan))
+                record |= {f"tracked_{name}_{key}": number(value) for key, value in summary.items() if key != "count"}
         record["eval_seconds"] = round(time.perf_counter() - started, 3)
         return record
 
