@@ -13,7 +13,7 @@ import pytest
 from elle.cli import app
 from elle.config import Config
 from elle.data.registry import DATASETS
-from elle.methods import METHODS
+from elle.methods import METHODS, find_method
 from elle.models.registry import MODELS
 from elle.version import __version__
 
@@ -100,6 +100,13 @@ def test_a_list_names_every_row_for_people_and_for_programs(elle, command, rows)
     table, listed = elle(command), json.loads(elle(command, "--json").out)
     assert [row["name"] for row in listed] == list(rows)
     assert [name for name in rows if name not in table.out] == []
+
+
+def test_the_list_of_methods_says_what_can_be_added_to_them(elle):
+    last = elle("methods").out.splitlines()[-1]
+    passes = find_method("gat+elle-a").cost.forwards - METHODS["gat"].cost.forwards
+    assert "pgd-K for any K" in last
+    assert f"+elle or +elle-a ({passes}+{passes}+{passes} more)" in last
 
 
 def test_a_dataset_that_leaves_a_setting_open_keeps_its_columns(elle):

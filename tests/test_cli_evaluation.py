@@ -30,6 +30,11 @@ def linear(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(48, num_classes))
 
 
+def bent(num_classes):
+    """Another network, which the same weights fit."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, num_classes), nn.Tanh())
+
+
 HERE = f"{__name__}:linear"
 
 
@@ -99,6 +104,19 @@ def test_a_missing_package_is_one_line_and_exit_code_2(elle, tiny, monkeypatch):
     assert_one_line(outcome, 2)
     assert "pip install 'elle-at[autoattack]'" in outcome.err
     assert not list(Path().rglob("evaluation.parts")), "a mistake leaves nothing to continue"
+
+
+def test_too_few_classes_for_the_reference_are_refused_before_any_attack_is_run(elle, tiny, monkeypatch):
+    monkeypatch.setattr("elle.evaluation.units.pgd.search", lambda *_, **__: pytest.fail("an attack was run first"))
+    outcome = elle(*tiny(3), "--attack", "pgd-5,autoattack", "--engine", "reference")
+    assert_one_line(outcome, 2)
+    assert "the original apgd-t needs 4 classes, here are 3; use engine=fast" in outcome.err
+
+
+def test_what_few_classes_change_is_said_for_the_norm_that_was_used(elle, tiny):
+    outcome = elle(*tiny(6), "--attack", "autoattack", "--norm", "l1", "--eps", "1", "--json")
+    said = json.loads(outcome.out)["attacks"]["autoattack"]["adaptations"]
+    assert said == ["fab-t: 5 targets instead of 9, one for each other class"]  # in l1 apgd-t has five anyway
 
 
 def test_a_checkpoint_is_evaluated(elle, run_copy):
@@ -179,6 +197,17 @@ def test_ctrl_c_in_an_evaluation_saves_what_is_done_and_is_exit_code_130(elle, r
         outcome = elle(*words)
     assert_one_line(outcome, 130)
     assert "stopped by SIGINT; 1 of 4 units are saved" in outcome.err
+    assert elle(*words, "--resume").code == 0
+
+
+def test_another_network_with_the_same_weights_does_not_continue_an_evaluation(elle, tiny, monkeypatch):
+    words = tiny(3)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(Files, "save", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        assert elle(*words).code == 130
+    outcome = elle(*words, "--model", f"{__name__}:bent", "--resume")
+    assert_one_line(outcome, 2)
+    assert f"has model={HERE}; give the same" in outcome.err
     assert elle(*words, "--resume").code == 0
 
 

@@ -305,6 +305,7 @@ def methods(as_json: AsJson = False) -> None:
     ]
     print_table(columns, table)
     print("passes for each image and step: forwards + input gradients + weight gradients")
+    print("pgd-K for any K; any row without ELLE's penalty takes +elle or +elle-a (3+3+3 more), for example gat+elle-a")
 
 
 @app.command()

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
+from elle.core.attacks import in_eval_mode
 from elle.core.inner import Bilevel, Guided, LatentStep, WorstGap, nuclear_norm
 from elle.core.linearity import input_gradient
 from elle.models.registry import build_model
@@ -97,9 +98,9 @@ def test_the_gradient_of_the_nuclear_norm_is_the_polar_factor(name):
 # GAT and NuAT
 
 GUIDED = {
-    "gat": Guided(),
-    "gat-original": Guided(start=0.5, clean=True, alternate=True, late=4.0),
-    "nuat": Guided("nuclear", 4.5, start=0.5, clean=True, alternate=True, ramp=True),
+    "gat": Guided(in_eval_mode),
+    "gat-original": Guided(in_eval_mode, start=0.5, clean=True, alternate=True, late=4.0),
+    "nuat": Guided(in_eval_mode, "nuclear", 4.5, start=0.5, clean=True, alternate=True, ramp=True),
 }
 
 
@@ -175,6 +176,25 @@ def test_the_guided_points_are_inside_the_ball_and_the_pixel_range():
         loss(model, x, y, x, EPS, when())
         assert (model.seen[2] - x).abs().max() <= EPS * (1 + 1e-5)
         assert all(points.min() >= 0 and points.max() <= 1 for points in model.seen)
+
+
+def test_unprojected_the_guided_point_is_a_whole_step_from_its_corner():
+    x, y = flat_images(16)
+    model = Watched(smooth_net(seed=2))
+    Guided(in_eval_mode, project=False)(model, x, y, x, EPS, when())
+    _, corner, points, _ = model.seen
+    torch.testing.assert_close((points - corner).abs(), torch.full_like(x, EPS), rtol=1e-4, atol=1e-6)
+    assert (points - x).abs().max() == pytest.approx(2 * EPS, rel=1e-4)
+    Guided(in_eval_mode, project=False)(model, x.round(), y, x, EPS, when())
+    assert all(points.min() >= 0 and points.max() <= 1 for points in model.seen)
+
+
+@pytest.mark.parametrize(("eval_mode", "seen"), [(True, 2), (False, 4)])
+def test_the_guided_attack_moves_batchnorm_only_in_train_mode(eval_mode, seen):
+    model, (x, y) = conv_net().train(), images(8)
+    Guided(in_eval_mode, eval_mode=eval_mode)(model, x, y, x, EPS, when())
+    assert int(model[1].num_batches_tracked) == seen
+    assert all(module.training for module in model.modules())
 
 
 # SLAT
@@ -442,9 +462,9 @@ def test_the_gradient_of_the_original_llr_agrees_with_differences_at_a_frozen_po
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: Guided("cosine"), "distance"),
-        (lambda: Guided(weight=-1.0), "weight"),
-        (lambda: Guided(weight=math.nan), "weight"),
+        (lambda: Guided(in_eval_mode, "cosine"), "distance"),
+        (lambda: Guided(in_eval_mode, weight=-1.0), "weight"),
+        (lambda: Guided(in_eval_mode, weight=math.nan), "weight"),
         (lambda: Bilevel(input_gradient, weight=0.0), "weight"),
         (lambda: Bilevel(input_gradient, weight=math.inf), "weight"),
         (lambda: Bilevel(input_gradient, steps=0), "steps"),

@@ -114,6 +114,9 @@ def test_metrics_are_tracked_beside_attacks(settings, tmp_path):
     (record,) = lines(tmp_path / "run" / "metrics.jsonl")
     assert 0 <= record["tracked_misalignment"] <= 2
     assert record["tracked_curvature"] is not None
+    assert record["tracked_curvature_q05"] < record["tracked_curvature_q50"] < record["tracked_curvature_q95"]
+    assert record["tracked_curvature_std"] > 0
+    assert record["tracked_misalignment_undefined"] == 0
     assert "clean" in record
 
 

@@ -36,6 +36,24 @@ class Quantised(Mean):
         return super().level(x.mul(8).round().div(8))
 
 
+class Softmaxed(Mean):
+    def forward(self, x):
+        return super().forward(x).softmax(1)
+
+
+class Thresholded(Mean):
+    """No way back from the logits to the image."""
+
+    def level(self, x):
+        return super().level((x > 0.5).float())
+
+
+class Detached(Mean):
+    def forward(self, x):
+        with torch.no_grad():
+            return super().forward(x)
+
+
 class Constant(nn.Module):
     def forward(self, x):
         return 0 * x.flatten(1)[:, :2] + torch.tensor([1.0, 0.0])
@@ -77,11 +95,21 @@ def test_an_honest_network_passes():
         (Quantised(), "gradients", "exactly 0 on 40 of 40 images"),
         (Constant(), "classifier", "answers class 0 on 40 of 40 images"),
         (Broken(), "classifier", "not a number on 40 of 40 images"),
+        (Softmaxed(), "classifier", "gives probabilities, not logits"),
         (Mean(steepness=5000), "classifier", "saturated: its probability is exactly 1"),
     ],
 )
 def test_a_symptom_is_named(model, name, words):
     assert words in failed(model, grey(0.1, 0.3))[name]
+
+
+@pytest.mark.parametrize("network", [Thresholded, Detached])
+def test_a_network_without_a_gradient_is_evaluated_and_said_to_have_none(network):
+    record = assess(network(), *grey(0.01, 0.02), "clean,fgsm,apgd-ce,fab-t,square", 0.05)
+    words = {one["check"]: one["words"] for one in record["checks"] if one["passed"] is False}
+    assert "the gradient of the loss is exactly 0 on 40 of 40 images" in words["gradients"]
+    assert "the gradient is masked" in words["black-box"]
+    assert record["attacks"]["square"]["correct"] == 0
 
 
 def test_a_single_step_far_above_many_is_named():

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from elle.core.attacks import fgsm
 from elle.core.linearity import Linearity
 from elle.errors import InputError
 from elle.evaluation import metrics
@@ -31,6 +32,7 @@ def test_a_constant_classifier_is_linear_and_its_misalignment_undefined(data):
     assert result["error"]["mean"] == pytest.approx(0, abs=1e-12)
     assert result["error_abs"]["q95"] == pytest.approx(0, abs=1e-6)
     assert result["misalignment"] == {"count": 0, "undefined": 40}
+    assert result["misalignment_fd"] == {"count": 0, "undefined": 40}
 
 
 def test_a_binary_linear_classifier_is_aligned_but_its_loss_is_curved():
@@ -49,6 +51,53 @@ def test_the_error_is_that_of_the_training_penalty(model, data):
     assert result["error"]["mean"] == pytest.approx(float(error.mean()), rel=1e-5)
     assert result["error_abs"]["mean"] == pytest.approx(float(error.sqrt().mean()), rel=1e-5)
     assert result["error"]["count"] == 40
+
+
+def gaps(model, form, x, y, eps, adversarial=None):
+    """The error of each image at the points that the metrics draw from seed 5."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        return form(model.eval(), x, y, eps, adversarial=adversarial).double()
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("error_smooth", Linearity(power="smooth-l1")),
+        ("error_logits", Linearity(power=1, on="logits")),
+        ("error_5point_logits", Linearity(form="5-point", power=1, on="logits")),
+        ("error_l1_logits", Linearity(norm="l1", power=1, on="logits")),
+        ("error_two_logits", Linearity(samples=2, power=1, on="logits")),
+    ],
+)
+def test_a_metric_is_its_form_of_the_error(model, data, name, form):
+    found = linearity_metrics(model, *data, 0.3, metric=name, seed=5)[name]
+    assert found["mean"] == pytest.approx(float(gaps(model, form, *data, 0.3).mean()), rel=1e-5)
+
+
+def test_every_form_of_the_error_is_measured_on_the_loss_and_on_the_logits():
+    forms = {name.removesuffix("_logits") for name in METRICS if name.startswith("error")}
+    on_logits = {name.removesuffix("_logits") for name in METRICS if name.endswith("_logits")}
+    assert forms - on_logits == {"error_abs", "error_smooth"}  # other powers of the same gap
+    assert on_logits < forms
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_two_point_error_reaches_to_the_fgsm_point_of_its_norm(model, data, norm):
+    x, y = data
+    x_adv = fgsm(model.eval(), x, y, 0.3, norm=norm)
+    with torch.no_grad():
+        adversarial = x_adv, model(x_adv)
+    expected = gaps(model, Linearity(form="2p", power=1, norm=norm), x, y, 0.3, adversarial)
+    found = linearity_metrics(model, x, y, 0.3, metric="error_2p", norm=norm, seed=5)["error_2p"]
+    assert found["mean"] == pytest.approx(float(expected.mean()), rel=1e-5)
+
+
+def test_what_steps_to_an_adversarial_point_is_left_out_in_l1_and_refused_by_name(model, data):
+    result = linearity_metrics(model, *data, 1.0, norm="l1")
+    assert set(METRICS) - set(result) == {"error_2p", "error_2p_logits", "cure", "loss_ratio"}
+    with pytest.raises(InputError, match="metric cure steps to an adversarial point"):
+        linearity_metrics(model, *data, 1.0, norm="l1", metric="error,cure")
 
 
 def test_the_same_seed_gives_the_same_metrics_and_another_seed_others(model, data):

@@ -71,3 +71,13 @@ def test_a_network_that_is_never_right_cannot_be_shown(model, data):
         attacked_rows(
             model, x[:4], (model.eval()(torch.tensor(x[:4]) / 255).argmax(1).numpy() + 1) % 4, [], EPS, count=2
         )
+
+
+def test_a_network_without_a_gradient_cannot_be_shown_under_attack(model, data):
+    class Detached(torch.nn.Module):
+        def forward(self, x):
+            with torch.no_grad():
+                return model(x)
+
+    with pytest.raises(InputError, match="fgsm finds no gradient of the network to follow: element 0"):
+        attacked_rows(Detached(), *data, parse_attacks("fgsm"), EPS, count=2)

@@ -7,6 +7,8 @@ import xml.etree.ElementTree as ET
 import pytest
 import torch
 
+from elle.config import load_config
+from elle.engine.loop import train
 from elle.engine.surface import around_collapse, loss_surface
 from elle.errors import InputError
 from elle.experiments.delayed import delayed_collapse
@@ -15,7 +17,8 @@ from elle.experiments.heatmap import Heatmap, draw_heatmap
 from elle.experiments.pictures import course, falls, surface_figures, weight_evolution, write_pictures
 from elle.experiments.rundir import open_run
 from elle.watch import sparkline
-from tests.experiments.runs import run_directory, write_lines
+from tests.conftest import QUICK
+from tests.experiments.runs import run_directory
 from tests.networks import Affine
 
 SURFACE = {
@@ -33,13 +36,13 @@ def test_a_collapse_is_marked_on_every_chart_of_figure_2(tmp_path):
     assert (multi.x[0], multi.x[-1], multi.y[0], multi.y[-1]) == (0.5, 6.0, 0.4, 0.01)
 
 
-@pytest.mark.parametrize("value", [0.3, {"mean": 0.3}])
-def test_a_tracked_misalignment_has_its_chart(tmp_path, value):
-    path = run_directory(tmp_path / "run")
-    records = [json.loads(line) | {"misalignment": value} for line in (path / "metrics.jsonl").read_text().splitlines()]
-    write_lines(path / "metrics.jsonl", records)
+def test_a_misalignment_that_a_run_has_tracked_has_its_chart(tmp_path):
+    path = tmp_path / "run"
+    train(load_config([*QUICK, "method=fgsm", "epochs=2", "eval_every=1", "track=clean,misalignment", f"out={path}"]))
+    recorded = [json.loads(line)["tracked_misalignment"] for line in (path / "metrics.jsonl").read_text().splitlines()]
     chart = next(chart for chart in course([open_run(path)], ["run"]) if chart.title == "Gradient misalignment")
-    assert list(chart.series[0].y) == [0.3] * 6
+    assert list(chart.series[0].y) == recorded
+    assert len(recorded) == 2
 
 
 def test_a_run_without_a_monitor_is_drawn_from_its_records(tmp_path):

@@ -135,8 +135,9 @@ def test_a_user_s_own_network_is_imported_from_the_current_folder(own_module):
         ("raise RuntimeError('first line\\nsecond line')", "could not be built: first line"),
         ("return nn.Sequential(nn.Flatten(), nn.Linear(63, 5))", r"does not take images of shape \(1, 8, 8\)"),
         ("return nn.LSTM(8, num_classes)", "does not take images|gives tuple"),
+        ("return nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(64, 5))", "an in-place operation"),
     ],
-    ids=["classes", "no module", "raises", "raises two lines", "shape", "tuple"],
+    ids=["classes", "no module", "raises", "raises two lines", "shape", "tuple", "in place"],
 )
 def test_a_user_s_network_that_does_not_fit_is_refused_on_one_line(own_module, body, message):
     name = own_module(f"def wrong(num_classes):\n    {body}\n")

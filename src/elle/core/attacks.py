@@ -65,7 +65,7 @@ class SignStep:
         The steps start at `begin` where it is given, otherwise at a `first_point` drawn now.
         """
         x = x.detach()
-        with _in_eval_mode(model) if self.eval_mode else contextlib.nullcontext():
+        with in_eval_mode(model) if self.eval_mode else contextlib.nullcontext():
             target = _probabilities(model, x) if self.objective == "kl" else y
             if self.agree > 1:
                 return self._inside(x + self.alpha * eps * self._agreement(model, x, target, eps), x, eps)
@@ -200,7 +200,8 @@ def _probabilities(model: Model, x: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _in_eval_mode(model: Model) -> Iterator[None]:
+def in_eval_mode(model: Model) -> Iterator[None]:
+    """Every module of the network in eval mode, and each back in its own mode afterwards."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     modes = [module.training for module in modules]
     for module in modules:

@@ -20,6 +20,9 @@ When = tuple[Tensor, Tensor]
 InputGradient = Callable[..., Tensor]
 """(model, x, y, differentiable=False) -> the gradient of each image's cross-entropy, as `linearity.input_gradient`"""
 
+Held = Callable[[nn.Module], contextlib.AbstractContextManager[None]]
+"""(network) -> a context in which it is in eval mode, as `attacks.in_eval_mode`"""
+
 # A gradient whose sign alone is used may be scaled: this keeps half-precision gradients off zero.
 _SCALE = 512.0
 
@@ -32,6 +35,7 @@ class Guided:
     difference of the batch's logits, divided by B (Sriramanan et al., NeurIPS 2021).
     """
 
+    held: Held
     distance: Literal["softmax", "nuclear"] = "softmax"
     weight: float = 10.0
     start: float = 1.0
@@ -46,6 +50,10 @@ class Guided:
     """The weight's factor in the last 14 % of the training (epoch 86 of the authors' 100)."""
     ramp: bool = False
     """Let the weight grow linearly from 0 over the first 90 % of the training."""
+    project: bool = True
+    """Hold the attacked point to the eps-ball; the ELLE paper's code for GAT lets it go, to 2 eps."""
+    eval_mode: bool = True
+    """Attack in eval mode; that code attacks in train mode, where each forward moves BatchNorm's statistics."""
 
     def __post_init__(self) -> None:
         if self.distance not in ("softmax", "nuclear"):
@@ -61,7 +69,7 @@ class Guided:
         if self.ramp:
             weight = weight * (share / 0.9).clamp(max=1)
         guide = weight * (steps % 2 if self.alternate else 1)
-        with _in_eval_mode(model):
+        with self.held(model) if self.eval_mode else contextlib.nullcontext():
             points = self._attacked(model, x, y, eps, guide)
         # Two forwards, as published: BatchNorm normalises clean and adversarial images apart.
         there, here = model(points).float(), model(x).float()
@@ -78,7 +86,7 @@ class Guided:
             objective = F.cross_entropy(logits, y) + guide * self._distance(here, logits)
             (gradient,) = torch.autograd.grad(objective * _SCALE * len(x), corner)
         points = corner.detach() + self.alpha * eps * gradient.nan_to_num().sign()
-        return _inside(points, x, eps)
+        return _inside(points, x, eps) if self.project else points.clamp(0, 1)
 
     def _distance(self, here: Tensor, there: Tensor) -> Tensor:
         if self.distance == "nuclear":
@@ -289,15 +297,3 @@ class WorstGap:
 
 def _inside(points: Tensor, x: Tensor, eps: float | Tensor) -> Tensor:
     return (x + (points - x).clamp(-eps, eps)).clamp(0, 1).detach()  # type: ignore[arg-type]
-
-
-@contextlib.contextmanager
-def _in_eval_mode(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    for module, _ in modes:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

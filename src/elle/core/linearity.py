@@ -241,7 +241,10 @@ def gradient_misalignment(
 def finite_difference_misalignment(
     model: Model, x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf", sigma: float = 1e-3
 ) -> Tensor:
-    """Eq. 8: misalignment from loss differences along two Gaussian directions; its gradient is 0 almost everywhere."""
+    """Eq. 8: misalignment from loss differences along two Gaussian directions; NaN where the loss does not change.
+
+    Its gradient is 0 almost everywhere: a metric, not a penalty.
+    """
     shifted = x + uniform_in_ball(x, eps, norm)
     u, v = (torch.randn(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     points = torch.cat([x + sigma * u, x, shifted + sigma * v, shifted])
@@ -249,7 +252,9 @@ def finite_difference_misalignment(
     near, here, far, there = loss.chunk(4)
     u, v = u.flatten(1), v.flatten(1)
     cosine = (u * v).sum(1) / (u.square().sum(1) * v.square().sum(1)).sqrt()
-    return 1 - torch.sign((near - here) * (far - there)) * cosine
+    agreement = torch.sign(near - here) * torch.sign(far - there)
+    # A difference of 0 has no direction: a constant classifier is not misaligned by 1.
+    return torch.where(agreement == 0, torch.nan, 1 - agreement * cosine)
 
 
 def directional_curvature(model: Model, x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf") -> Tensor:

@@ -120,7 +120,9 @@ def assess_run(
 def _identity(job: Job, subject: Subject) -> dict[str, Any]:
     """What must agree for a unit of one evaluation to be a unit of another: all but attacks and devices."""
     points = {"data": subject.data, "count": job.count, "points": subject.labels_digest(job.count)}
-    return asdict(job.settings) | points | {"weights": subject.digest(), "save": job.keep}
+    # The same weights are another network in another function.
+    network = {"model": subject.model_name, "weights": subject.digest()}
+    return asdict(job.settings) | points | network | {"save": job.keep}
 
 
 def _finished(out: Path, identity: dict[str, Any], attack: str) -> dict[str, Any] | None:

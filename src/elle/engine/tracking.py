@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,9 @@ class Tracking:
                 batch=run.fitting(500),
                 seed=config.seed,
             )
-            record |= {f"tracked_{name}": one.get("mean") for name, one in found.items()}
+            for name, summary in found.items():
+                record[f"tracked_{name}"] = number(summary.pop("mean", math.nan))
+                record |= {f"tracked_{name}_{key}": number(value) for key, value in summary.items() if key != "count"}
         record["eval_seconds"] = round(time.perf_counter() - started, 3)
         return record
 

@@ -64,7 +64,7 @@ def _gradients(facts: Mapping[str, int], total: int) -> str:
         return ""
     return (
         f"the gradient of the loss is exactly 0 on {count} of {total} images: gradient attacks are blind there; "
-        f"trust square and fab-t, or remove what masks the gradient"
+        f"trust square, and fab-t where the logits still have one, or remove what masks the gradient"
     )
 
 
@@ -79,6 +79,11 @@ def _classifier(facts: Mapping[str, int], total: int) -> str:
         return (
             f"the network answers class {name} on {max(predicted.values())} of {total} images: "
             f"a constant classifier cannot be attacked, and its accuracy is only that class's share"
+        )
+    if facts.get("probabilities", 0) == total:
+        return (
+            "the network gives probabilities, not logits: the cross-entropy takes their softmax once more, and attacks "
+            "on it are weaker; evaluate the network without its last softmax"
         )
     if facts.get("saturated", 0) >= 0.5 * total:
         return (

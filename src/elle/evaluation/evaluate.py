@@ -145,7 +145,7 @@ def record_of(
     for one in attacks:
         found[one.name]["survived"] = packed(found[one.name]["survived"])
         if one.parts:
-            notes = [adaptations(name, facts["classes"]) for name in one.parts]
+            notes = [adaptations(name, facts["classes"], settings.norm) for name in one.parts]
             found[one.name]["adaptations"] = [words for note in notes for words in note]
     settled = asdict(settings)
     record = {

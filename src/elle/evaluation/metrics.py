@@ -27,7 +27,7 @@ def _error(form: Linearity) -> Metric:
         with torch.no_grad():
             adversarial = None
             if form.form == "2p":
-                x_adv = fgsm(model, x, y, eps)
+                x_adv = fgsm(model, x, y, eps, norm=cast(AttackNorm, norm))
                 adversarial = (x_adv, model(x_adv))
             return chosen(model, x, y, eps, adversarial=adversarial)
 
@@ -41,17 +41,31 @@ def _loss_ratio(model: nn.Module, x: Tensor, y: Tensor, eps: float, norm: Norm) 
         return linearity.cross_entropy(model(single), y) / linearity.cross_entropy(model(multi), y)
 
 
+_FORMS: dict[str, tuple[str, Linearity]] = {
+    "error": ("E_lin as it is penalised: squared, three points (Algorithm 1)", Linearity()),
+    "error_abs": ("E_lin of Definition 1: not squared", Linearity(power=1)),
+    "error_smooth": ("smooth-l1 in place of the square, as in the ImageNet scripts", Linearity(power="smooth-l1")),
+    "error_two": ("two triplets an image, averaged", Linearity(samples=2)),
+    "error_half": ("alpha fixed at 1/2", Linearity(alpha=0.5)),
+    "error_max": ("the worst alpha", Linearity(alpha="max")),
+    "error_5point": ("the 5-point form (Definition 3), squared", Linearity(form="5-point")),
+    "error_2p": ("ELLE-2p: x_b is the FGSM point (Eq. 6), not squared", Linearity(form="2p", power=1)),
+    "error_l2": ("E_lin in the l2 ball of the same radius", Linearity(norm="l2")),
+    "error_l1": ("E_lin in the l1 ball of the same radius", Linearity(norm="l1")),
+}
+_OTHER_POWERS = ("error_abs", "error_smooth")
+"""The same gap as `error`: for logits there is one, the l2 norm of Definition 1."""
+
 METRICS: dict[str, tuple[str, Metric]] = {
-    "error": ("E_lin as it is penalised: squared, three points (Algorithm 1)", _error(Linearity())),
-    "error_abs": ("E_lin of Definition 1: not squared", _error(Linearity(power=1))),
-    "error_logits": ("Definition 1 for the logits", _error(Linearity(power=1, on="logits"))),
-    "error_two": ("two triplets an image, averaged", _error(Linearity(samples=2))),
-    "error_half": ("alpha fixed at 1/2", _error(Linearity(alpha=0.5))),
-    "error_max": ("the worst alpha", _error(Linearity(alpha="max"))),
-    "error_5point": ("the 5-point form (Definition 3), squared", _error(Linearity(form="5-point"))),
-    "error_2p": ("ELLE-2p: x_b is the FGSM point (Eq. 6), not squared", _error(Linearity(form="2p", power=1))),
-    "error_l2": ("E_lin in the l2 ball of the same radius", _error(Linearity(norm="l2"))),
-    "error_l1": ("E_lin in the l1 ball of the same radius", _error(Linearity(norm="l1"))),
+    **{name: (words, _error(form)) for name, (words, form) in _FORMS.items()},
+    **{
+        f"{name}_logits": (
+            f"{name} on the logits: the l2 norm of their gap",
+            _error(replace(form, power=1, on="logits")),
+        )
+        for name, (_, form) in _FORMS.items()
+        if name not in _OTHER_POWERS
+    },
     "misalignment": ("1 - cos of input gradients (Eq. 5)", linearity.gradient_misalignment),
     "misalignment_fd": ("the same from finite differences (Eq. 8)", linearity.finite_difference_misalignment),
     "curvature": ("second directional derivative along x_a - x_b", linearity.directional_curvature),
@@ -60,16 +74,21 @@ METRICS: dict[str, tuple[str, Metric]] = {
     "gradient_norm": ("l2 norm of the input gradient", linearity.gradient_norm),
     "loss_ratio": ("loss at the FGSM point over loss at the PGD-20 point", _loss_ratio),
 }
+_WITH_ATTACK = ("error_2p", "error_2p_logits", "cure", "loss_ratio")
+"""Those that step to an adversarial point, for which there is no l1 form."""
 
 
-def parse_metrics(names: str) -> list[str]:
-    """`error,curvature` -> names of METRICS; `all` is every one."""
+def parse_metrics(names: str, norm: Norm = "linf") -> list[str]:
+    """`error,curvature` -> names of METRICS; `all` is every one that the norm has."""
+    without = _WITH_ATTACK if norm == "l1" else ()
     if names == "all":
-        return list(METRICS)
+        return [name for name in METRICS if name not in without]
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     for name in chosen:
         if name not in METRICS:
             raise InputError(f"metric {name!r} does not exist{nearest(name, METRICS)}; there are {', '.join(METRICS)}")
+        if name in without:
+            raise InputError(f"metric {name} steps to an adversarial point, which has no l1 form; leave it out")
     if not chosen:
         raise InputError("no metric given; for example --metric error,misalignment, or all")
     return chosen
@@ -91,7 +110,7 @@ def linearity_metrics(
     Every metric starts from `seed`, so its value does not depend on which others are asked for. A value that is not
     defined (the angle to a gradient of 0) is counted as such, never replaced.
     """
-    names = parse_metrics(metric)
+    names = parse_metrics(metric, norm)
     if len(x) == 0 or len(x) != len(y):
         raise InputError(f"{len(x)} images and {len(y)} labels cannot be measured; there must be one label an image")
     result = {}

@@ -55,7 +55,11 @@ def attacked_rows(
         rows = [_row("original", model, points, labels, None)]
         for one in attacks:
             if one.attack is not None:
-                x_adv = one.attack(model, points, labels, eps)
+                try:
+                    x_adv = one.attack(model, points, labels, eps)
+                except RuntimeError as problem:  # no way back from the logits to the image
+                    reason = str(problem).splitlines()[0]
+                    raise InputError(f"{one.name} finds no gradient of the network to follow: {reason}") from problem
                 rows.append(_row(one.name, model, x_adv, labels, x_adv - points))
     return rows
 

@@ -182,7 +182,16 @@ class Worker:
         if not bool(((y >= 0) & (y < logits.shape[1])).all()):
             raise InputError(f"labels reach {int(y.max())}, but the network has {logits.shape[1]} classes, from 0")
         facts["classes"] = logits.shape[1]
+        self._refuse(logits.shape[1])
         return Outcome(_numpy(is_wrong(logits, y)), 0.0, facts)
+
+    def _refuse(self, classes: int) -> None:
+        """InputError where the engine lacks an attack that is still to come: now, not after those before it."""
+        if self.settings.engine == "reference":
+            from elle.evaluation.autoattack import reference
+
+            for name in dict.fromkeys(name for one in self.attacks.values() for name in one.parts):
+                reference.available(name, classes)
 
     def _facts(self, x: Tensor, y: Tensor, logits: Tensor) -> dict[str, int]:
         """What the self-checks want to know: a second forward, the gradients, how sure and how varied it is."""
@@ -200,6 +209,7 @@ class Worker:
                 (~torch.isclose(logits, again, rtol=0, atol=float(1e-3 * scale), equal_nan=True)).any(1).sum()
             ),
             "undefined": int(logits.isnan().any(1).sum()),
+            "probabilities": int(((logits >= 0).all(1) & ((logits.sum(1) - 1).abs() < 1e-4)).sum()),
             "zero_gradient": int(flat.sum()),
             "saturated": int((F.softmax(logits, 1).amax(1) == 1).sum()),
             **{f"predicted_{k}": int(n) for k, n in enumerate(predicted.tolist()) if n},

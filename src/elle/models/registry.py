@@ -87,8 +87,9 @@ def check_model(model: nn.Module, name: str, shape: Shape, classes: int) -> None
     """InputError where the network does not give logits of `classes` for images of `shape`."""
     modes = {module: module.training for module in model.modules()}
     try:
-        with torch.no_grad():
-            logits = model.eval()(torch.zeros(2, *shape))
+        with torch.enable_grad():
+            # As every attack asks it: a network that writes into such images could not be attacked.
+            logits = model.eval()(torch.zeros(2, *shape, requires_grad=True))
     except Exception as problem:  # the user's code may raise anything
         raise InputError(f"model={name} does not take images of shape {shape}: {first_line(problem)}") from problem
     for module, training in modes.items():

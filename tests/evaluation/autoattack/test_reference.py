@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from elle.errors import InputError
+from elle.errors import InputError, WorkError
 from elle.evaluation.autoattack import ORDER, Budget, reference, search
 from tests.networks import bfloat16_autocast, images
 
@@ -86,6 +86,16 @@ def test_too_few_classes_for_the_original_are_refused_in_one_line():
     with pytest.raises(InputError, match="needs 4 classes, here are 3; use engine=fast"):
         reference.search("apgd-t", model, x, y, 0.1, classes=3, seed=0)
     assert reference.search("fab-t", model, x, y, 0.1, classes=3, seed=0, budget=Budget(steps=2)).shape == x.shape
+
+
+def test_a_network_without_a_gradient_is_refused_in_one_line(digits_net):
+    class Detached(nn.Module):
+        def forward(self, x):
+            with torch.no_grad():
+                return digits_net[0](x)
+
+    with pytest.raises(WorkError, match="the original apgd-ce cannot attack this network .*; use engine=fast"):
+        reference.search("apgd-ce", Detached(), *digits_net[1:], 0.1, classes=10, seed=0)
 
 
 def test_a_missing_package_is_named(monkeypatch, digits_net):

@@ -67,7 +67,7 @@ class Oracle:
             value = objective(logits)
             (slope,) = torch.autograd.grad(value.sum(), logits)
             slope = slope / slope.abs().amax(1, keepdim=True).clamp(min=1e-38)
-            (gradient,) = torch.autograd.grad(outputs, x, (slope * _SCALE).to(outputs.dtype))
+            gradient = _pulled_back(outputs, x, (slope * _SCALE).to(outputs.dtype))
         gradient = gradient.float().contiguous().nan_to_num(nan=0.0) / _SCALE
         return Answer(logits.detach(), value.detach(), gradient)
 
@@ -94,6 +94,14 @@ class Oracle:
         if self.device.type == "cuda" and x.dim() == 4:
             return x.contiguous(memory_format=torch.channels_last)
         return x
+
+
+def _pulled_back(outputs: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+    """The gradient of <slope, outputs> by x; 0 for a network that has none, which a self-check then tells."""
+    if not outputs.requires_grad:
+        return torch.zeros_like(x)
+    (gradient,) = torch.autograd.grad(outputs, x, slope, materialize_grads=True)
+    return gradient
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from elle.errors import InputError
+from elle.errors import InputError, WorkError
 from elle.evaluation.autoattack.norms import Norm
 from elle.evaluation.autoattack.oracle import Oracle, constant, tf32
 from elle.evaluation.autoattack.registry import Budget, known
@@ -55,14 +55,19 @@ def search(
     x, y, budget = x.detach().float(), y.long(), budget or Budget()
     attack = _original(name, _Floats(model), x.device, eps, norm, classes, seed, budget)
     with constant(model, channels_last=False), _undisturbed(x.device), tf32(precision == "tf32"):
-        x_adv: Tensor = attack.run_standard_evaluation(x, y, batch_size=batch)[0]
+        try:
+            x_adv: Tensor = attack.run_standard_evaluation(x, y, batch_size=batch)[0]
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as problem:  # the original asks every network for a gradient
+            reason = str(problem).splitlines()[0]
+            raise WorkError(f"the original {name} cannot attack this network ({reason}); use engine=fast") from problem
         broken = Oracle(model, x.device, "fp32").misclassified(x_adv, y)
     return torch.where(broken.view(-1, *[1] * (x.dim() - 1)), x_adv, x)
 
 
-def _original(
-    name: str, model: nn.Module, device: torch.device, eps: float, norm: Norm, classes: int, seed: int, budget: Budget
-) -> Any:
+def available(name: str, classes: int) -> Any:
+    """The original's class; InputError where it is not installed, or cannot attack a network of so few classes."""
     try:
         from pyautoattack import AutoAttack
     except ImportError:
@@ -71,9 +76,16 @@ def _original(
         ) from None
     if name == "apgd-t" and classes < _FEWEST_CLASSES:
         raise InputError(f"the original apgd-t needs {_FEWEST_CLASSES} classes, here are {classes}; use engine=fast")
+    return AutoAttack
+
+
+def _original(
+    name: str, model: nn.Module, device: torch.device, eps: float, norm: Norm, classes: int, seed: int, budget: Budget
+) -> Any:
+    original = available(name, classes)
     # Its warnings go to the caller's logging if there is any, not to a user's terminal.
     logging.getLogger("auto-attack").addHandler(logging.NullHandler())
-    attack = AutoAttack(model, norm=_NORMS[norm], eps=eps, seed=seed, device=device, version="standard")
+    attack = original(model, norm=_NORMS[norm], eps=eps, seed=seed, device=device, version="standard")
     attack.attacks_to_run = [name]
     attack.apgd.n_restarts = budget.restarts_of(norm)
     attack.apgd_targeted.n_target_classes = budget.targets_of("apgd-t", norm, classes)
