@@ -63,11 +63,12 @@ class Guard:
             self._keep_state()
 
     def _keep_state(self) -> None:
-        """Over the one kept before, where it lies: no memory is allocated twice an epoch."""
-        before, self.tensors, self.step = self.tensors or {}, {}, self.run.done
-        for name, value in self.run.step.state().items():
-            room = before.get(name)
-            self.tensors[name] = value.detach().clone() if room is None else room.copy_(value.detach())
+        """Over the one kept before, where it lies and in one go: no memory is allocated twice an epoch."""
+        self.step, now = self.run.done, {name: value.detach() for name, value in self.run.step.state().items()}
+        if self.tensors is None or self.tensors.keys() != now.keys():
+            self.tensors = {name: value.clone() for name, value in now.items()}
+        else:
+            torch._foreach_copy_([self.tensors[name] for name in now], list(now.values()))
 
     def due(self) -> bool:
         """Whether it is time for a look; not while eps still grows, for which the network is not yet trained."""
