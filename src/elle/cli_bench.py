@@ -104,7 +104,7 @@ def _print(result: dict[str, Any]) -> None:
             print(f"\n{row['method']}: the kernels that take longest")
             kernels = [
                 [f"{one['share']:.1%}", f"{one['ms']:.3f}", f"{one['calls']:g}", one["kernel"][:110]]
-                for one in row["kernels"]
+                for one in row["kernels"][:10]
             ]
             print_table(["share", "ms a step", "calls", "kernel"], kernels)
 

@@ -180,8 +180,8 @@ def milliseconds(run: Callable[[], None], rounds: int, repeats: int, device: tor
     return statistics.median(times)
 
 
-def _kernels(run: Callable[[], None], setting: Setting, steps: int = 3, most: int = 10) -> list[Row]:
-    """The kernels that take longest, with their share of all kernels' time."""
+def _kernels(run: Callable[[], None], setting: Setting, steps: int = 3) -> list[Row]:
+    """The kernels, the one that takes longest first, with their share of all kernels' time."""
     from torch.profiler import ProfilerActivity, profile
 
     cuda = setting.device.type == "cuda"
@@ -196,7 +196,7 @@ def _kernels(run: Callable[[], None], setting: Setting, steps: int = 3, most: in
         for event in events
     }
     total = sum(spent for spent, _ in times.values()) or 1.0
-    longest = sorted(times.items(), key=lambda item: -item[1][0])[:most]
+    longest = sorted(times.items(), key=lambda item: -item[1][0])
     return [
         {
             "kernel": name,
