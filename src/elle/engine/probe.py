@@ -55,8 +55,9 @@ class CollapseMonitor(Monitor):
         self.x, self.y, self.eps, self.seed = x, y, eps, seed
         self.single = SignStep(clip=True, norm=norm)
         # Three steps break a collapsed network in a small ball; in a large one, such as MNIST's, they do not.
-        steps = 3 if eps <= (24 / 255 if norm == "linf" else 1) else 5
-        self.multi = SignStep(alpha=0.5, steps=steps, noise=1, clip=True, norm=norm)
+        small = eps <= (24 / 255 if norm == "linf" else 1)
+        alpha, steps = (0.5, 3) if small else (0.25, 10)
+        self.multi = SignStep(alpha=alpha, steps=steps, noise=1, clip=True, norm=norm)
         self.linearity = Linearity(norm=norm)
         self._draw()
         self.graphed = GraphedLook(self.measure, x.device) if graph else None
