@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import torch
 
+from elle.engine.loop import train
 from elle.engine.surface import around_collapse, loss_surface
 from elle.errors import InputError
 from elle.experiments.delayed import delayed_collapse
@@ -33,13 +34,11 @@ def test_a_collapse_is_marked_on_every_chart_of_figure_2(tmp_path):
     assert (multi.x[0], multi.x[-1], multi.y[0], multi.y[-1]) == (0.5, 6.0, 0.4, 0.01)
 
 
-@pytest.mark.parametrize("value", [0.3, {"mean": 0.3}])
-def test_a_tracked_misalignment_has_its_chart(tmp_path, value):
-    path = run_directory(tmp_path / "run")
-    records = [json.loads(line) | {"misalignment": value} for line in (path / "metrics.jsonl").read_text().splitlines()]
-    write_lines(path / "metrics.jsonl", records)
-    chart = next(chart for chart in course([open_run(path)], ["run"]) if chart.title == "Gradient misalignment")
-    assert list(chart.series[0].y) == [0.3] * 6
+def test_a_tracked_misalignment_has_its_chart(settings, tmp_path):
+    train(settings("max_steps=1", "eval_every=1", "track=clean,pgd-10,misalignment"))
+    (record,) = json.loads(f"[{(tmp_path / 'run' / 'metrics.jsonl').read_text()}]")
+    charts = {chart.title: chart for chart in course([open_run(tmp_path / "run")], ["run"])}
+    assert list(charts["Gradient misalignment"].series[0].y) == [record["tracked_misalignment"]]
 
 
 def test_a_run_without_a_monitor_is_drawn_from_its_records(tmp_path):
