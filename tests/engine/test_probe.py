@@ -74,6 +74,16 @@ def test_a_look_tells_accuracies_that_an_attack_lowers(monitor):
     assert (seen["chance"], seen["error"] > 0) == (0.25, True)
 
 
+def test_a_look_compares_the_training_loss_with_the_probes_under_attack(monitor):
+    model = conv_net()
+    monitor.check(model, 1, loss=0.5)
+    monitor.check(model, 2)
+    first, second = monitor.readings
+    x_adv = monitor.multi(model.eval(), monitor.x, monitor.y, monitor.eps, monitor.begin)
+    assert first["probe_loss"] == pytest.approx(F.cross_entropy(model(x_adv), monitor.y).item(), rel=1e-5)
+    assert (first["loss_ratio"], second["loss_ratio"]) == (0.5 / first["probe_loss"], None)
+
+
 def test_a_network_that_is_not_finite_has_no_error_and_is_right_nowhere(monitor):
     model = conv_net()
     with torch.no_grad():

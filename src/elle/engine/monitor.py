@@ -18,7 +18,8 @@ from typing import Any, Literal
 Kind = Literal["collapse", "recovery", "robust overfitting", "constant", "divergence"]
 Reading = dict[str, Any]
 """One look at the probe images: `step`, the accuracies `clean`, `single` and `multi`, the linearity `error`, `chance`
-(1/classes), and of the training steps since the last look the mean `loss` and `accuracy` and the `rate`, or None."""
+(1/classes), and of the training steps since the last look the mean `loss` and `accuracy` and the `rate`, or None. A
+real one has the `probe_loss` under the multi-step attack too, and the `loss_ratio`: training loss over it."""
 
 # Single-step accuracy this far above multi-step accuracy: a network that merely forgets loses both.
 _GAP = 0.3
