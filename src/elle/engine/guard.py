@@ -95,6 +95,7 @@ class Guard:
         if not run.ranks.first:
             monitor.observe(reading)
         run.files.append("probes.jsonl", reading)
+        run.watcher.looked(reading, monitor.condition)
         if monitor.healthy:
             self._keep_state()
         return verdict is not None and self._act(verdict, seconds)
