@@ -16,7 +16,7 @@ from elle.experiments.heatmap import Heatmap, draw_heatmap
 from elle.experiments.pictures import course, falls, surface_figures, weight_evolution, write_pictures
 from elle.experiments.rundir import open_run
 from elle.watch import sparkline
-from tests.experiments.runs import run_directory, write_lines
+from tests.experiments.runs import run_directory
 from tests.networks import Affine
 
 SURFACE = {
