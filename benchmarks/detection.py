@@ -7,9 +7,10 @@
 
 The truth is PGD-20 on test images, in the precision of training, at every look of the monitor. By the definition of
 docs/collapse.md a run has collapsed where it falls below half of its best and stays there to the end, for an epoch at
-least, or where it never was robust and ends answering attacked images better than clean ones. Where it came back after
-an epoch or more the collapse was temporary, and where it was at chance all along the run was never robust: there an
-alarm is not asked for, and right only if the truth was low as well in the epoch before it. All others are healthy. A
+least, or where it never was robust and ends answering attacked images better than clean ones, its loss bent. Where it
+came back after an epoch or more the collapse was temporary; so is one of the last epoch, whose report is not yet due.
+Where it was at chance all along the run was never robust. In both an alarm is not asked for, and right only if the
+truth was low as well in the epoch before it. All others are healthy. A
 run passes if its collapse is reported no later than an epoch after the fall, or if it is healthy and none is. The fall
 is dated to the first look that shows it, and where accuracy comes and goes, to the one from which it stays low; an
 alarm given before is counted only if it still stands. Runs are in --runs, each continued where it was cut and never
@@ -37,8 +38,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def collapse_start(rows: list[Reading], chance: float, epoch: int) -> int | None:
-    """The index of the row from which `multi` is below half of its best to the end, for `epoch` rows at least.
+def collapse_start(rows: list[Reading], chance: float, least: int) -> int | None:
+    """The index of the row from which `multi` is below half of its best to the end, for `least` rows or more.
 
     A network that has lost half of its single-step accuracy as well has not collapsed but forgotten.
     """
@@ -47,7 +48,7 @@ def collapse_start(rows: list[Reading], chance: float, epoch: int) -> int | None
     if best <= ABOVE_CHANCE * chance:
         return early_start(rows)
     first = max((k + 1 for k, level in enumerate(multi) if level >= 0.5 * best), default=0)
-    lost = len(multi) - first >= epoch and single[-1] >= 0.5 * max(single)
+    lost = len(multi) - first >= least and single[-1] >= 0.5 * max(single)
     return first if lost else None
 
 
@@ -58,8 +59,12 @@ def early_start(rows: list[Reading]) -> int | None:
 
 
 def leaking(row: Reading) -> bool:
-    """Attacked images are answered better than clean ones, or three in four of them, but not under PGD-20."""
-    return bool(row["single"] >= min(row["clean"] + 0.1, 0.75) and row["multi"] < 0.5 * row["single"])
+    """Attacked images are answered better than clean ones, or three in four of them, but not under PGD-20.
+
+    The loss must be bent, by the monitor's E_lin: a weak attack learnt by a network that stays straight is no collapse.
+    """
+    learnt = row["single"] >= min(row["clean"] + 0.1, 0.75) and row["multi"] < 0.5 * row["single"]
+    return bool(learnt and (row["error"] or 0.0) >= 2e-3)
 
 
 def temporary(rows: list[Reading], chance: float, epoch: int) -> bool:
@@ -76,7 +81,8 @@ def kind_of(rows: list[Reading], chance: float, epoch: int, fall: int | None) ->
         return "collapsing"
     if max(row["multi"] for row in rows) <= ABOVE_CHANCE * chance:
         return "never robust"
-    return "temporary" if temporary(rows, chance, epoch) else "healthy"
+    passing = temporary(rows, chance, epoch) or collapse_start(rows, chance, 1) is not None
+    return "temporary" if passing else "healthy"
 
 
 def alarm(verdicts: list[Verdict], due: int | None) -> Verdict | None:
@@ -114,15 +120,21 @@ def judged(directory: Path) -> dict[str, Any]:
     every = probes[0]["step"] if probes else steps_per_epoch
     per_epoch = max(1, steps_per_epoch // every)
     if truth:
-        seen, key, window = truth, "pgd-20", max(2, per_epoch)
+        seen, key, rows_per_epoch = truth, "pgd-20", per_epoch
+        errors = {one["step"]: one["error"] for one in probes}
     else:
         key = next(name for name in reversed(config["track"].split(",")) if name.startswith("pgd"))
-        seen, window = [record for record in records if key in record], 2
-    rows = [{"step": one["step"], "multi": one[key], "single": one["accuracy"], "clean": one["clean"]} for one in seen]
+        seen, rows_per_epoch = [record for record in records if key in record], 1
+        errors = {one["step"]: one.get("tracked_error") for one in seen}
+    rows = [
+        {"multi": one[key], "single": one["accuracy"], "clean": one["clean"], "error": errors.get(one["step"])}
+        | {"step": one["step"]}
+        for one in seen
+    ]
     chance = 1 / len(result["classes"])
-    fall = collapse_start(rows, chance, window)
+    fall = collapse_start(rows, chance, rows_per_epoch + 1)  # an epoch after the first of them is in the run
     start = None if fall is None else rows[fall]["step"]
-    kind = kind_of(rows, chance, window, fall)
+    kind = kind_of(rows, chance, max(2, rows_per_epoch), fall)
     monitor = Monitor(per_epoch)
     for reading in probes:
         monitor.observe(reading)

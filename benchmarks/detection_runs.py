@@ -22,8 +22,8 @@ from elle.engine.runtime import AUTOCAST
 from elle.evaluation.mode import evaluation_mode, is_wrong
 from elle.evaluation.names import parse_attacks
 
-# Words of each run; the name is made of them.
-EMBEDDED = [
+# Words of each run; the name is made of them. The monitor's rule was set looking at these:
+SEEN = [
     *(f"data=mnist5k method=fgsm eps=0.28 seed={seed}" for seed in range(4)),
     *(f"data=mnist5k method=fgsm eps=0.32 seed={seed}" for seed in range(2)),
     *(f"data=mnist5k method=fgsm eps=0.28 epochs=12 seed={seed}" for seed in range(8)),
@@ -31,24 +31,41 @@ EMBEDDED = [
     *(f"data=mnist5k method=fgsm eps=0.3 epochs=12 seed={seed}" for seed in range(4)),
     *(f"data=mnist5k method=fgsm eps=0.32 epochs=12 seed={seed}" for seed in range(2)),
     *(f"data=mnist5k method=fgsm eps=0.3 activation=gelu epochs=12 seed={seed}" for seed in range(2)),
-    *(f"data=mnist5k method=rs-fgsm eps=0.32 epochs=12 seed={seed}" for seed in range(3)),
-    "data=mnist5k method=zerograd eps=0.32 epochs=12 seed=0",
-    "data=mnist5k method=r-fgsm eps=0.32 epochs=12 seed=0",
+    *(f"data=mnist5k method={method} eps=0.32 epochs=12 seed=0" for method in ("rs-fgsm", "zerograd")),
     "data=mnist5k method=n-fgsm eps=0.36 seed=0",
-    "data=digits method=fgsm eps=0.3 seed=0",
-    "data=digits method=rs-fgsm eps=0.3 seed=0",
+    *(f"data=digits method={method} eps=0.3 seed=0" for method in ("fgsm", "rs-fgsm")),
     *(f"data=digits method=fgsm eps=0.2 seed={seed}" for seed in range(4)),
-    *(f"data=digits method=fgsm eps=0.15 seed={seed}" for seed in range(3)),
-    *(f"data=digits method=n-fgsm eps=0.1 seed={seed}" for seed in range(3)),
+    *(f"data=digits method={method} seed={seed}" for method in ("fgsm eps=0.15", "n-fgsm eps=0.1") for seed in (0, 1)),
     *(f"data=digits method=elle-a eps=0.2 seed={seed}" for seed in range(4)),
     *(f"data=digits method=gradalign eps=0.15 seed={seed}" for seed in range(2)),
     "data=mnist5k method=elle-a eps=0.28 seed=0",
     *(f"data=mnist5k method=elle-a eps=0.28 epochs=12 seed={seed}" for seed in range(2)),
-    *(f"data=mnist5k method={method} epochs=12 seed=0" for method in ("elle eps=0.2", "n-fgsm eps=0.15")),
+    "data=mnist5k method=elle eps=0.2 epochs=12 seed=0",
+]
+# These were chosen and made before it was known what they do, and judged when the rule stood.
+HELD_OUT = [
+    *(f"data=mnist5k method=fgsm eps={eps} epochs=12 seed={seed}" for seed in (10, 11) for eps in (0.27, 0.28, 0.29)),
+    *(f"data=mnist5k method=fgsm eps={eps} epochs=12 seed=10" for eps in (0.3, 0.31)),
+    *(f"data=mnist5k method=fgsm eps=0.3 activation={name} epochs=12 seed=10" for name in ("silu", "gelu")),
+    *(f"data=mnist5k method={name} eps=0.4 epochs=12 seed=10" for name in ("rs-fgsm", "zerograd")),
+    "data=mnist5k method=r-fgsm eps=0.36 epochs=12 seed=10",
+    *(
+        f"data=mnist5k method={name} eps=0.3 epochs=12 seed=10"
+        for name in ("gat", "advmixup-single", "slat", "trades-single", "n-fgsm", "free", "nuat", "fw-at")
+    ),
+    *(f"data=mnist5k method={name} eps=0.3 epochs=12 seed=11" for name in ("gat", "advmixup-single", "slat")),
+    "data=mnist5k method=fgsm eps=0.25 batch=32 epochs=12 seed=10",
+    "data=mnist5k method=fgsm norm=l2 eps=3 epochs=12 seed=10",
+    "data=digits method=fgsm eps=0.25 seed=10",
+    *(
+        f"data=digits method={name} eps=0.2 seed=10"
+        for name in ("slat", "advmixup-single", "gat", "zerograd", "free", "trades-single", "r-fgsm", "n-fgsm", "nuat")
+    ),
     *(f"data=mnist5k method={method} epochs=12 seed=0" for method in ("nuat eps=0.2", "fgsm eps=0.1", "pgd-7 eps=0.2")),
     *(f"data=mnist5k method=fgsm eps=0.3 model=preact-resnet18 epochs=8 seed={seed}" for seed in range(2)),
     *(f"data=mnist5k method=elle-a eps=0.2 model=preact-resnet18 epochs=8 seed={seed}" for seed in range(2)),
 ]
+EMBEDDED = [*SEEN, *HELD_OUT]
 # The most telling first: time may run out.
 CIFAR10 = [
     "data=cifar10 method=fgsm eps=16/255 seed=0",
@@ -63,24 +80,20 @@ CIFAR10 = [
     "data=cifar10 method=elle-a eps=8/255 seed=0",
     "data=cifar10 model=small-cnn method=fgsm eps=8/255 lr=0.05 epochs=6 seed=0",  # minutes on a CPU
 ]
-# The monitor's rules were set looking at these; the others are held out.
-SET_ON = {
-    *(f"mnist5k-fgsm-0.28-{seed}" for seed in range(4)),
-    *("mnist5k-fgsm-0.32-0", "mnist5k-fgsm-0.32-1", "mnist5k-n-fgsm-0.36-0"),
-    *("mnist5k-fgsm-0.32-12-0", "mnist5k-fgsm-0.32-12-1", "mnist5k-fgsm-0.3-12-2", "mnist5k-fgsm-0.3-gelu-12-0"),
-    "mnist5k-fgsm-0.26-12-2",
-    *(f"mnist5k-elle-a-0.28-{seed}" for seed in range(4)),
-    *("mnist5k-elle-a-0.28-12-0", "mnist5k-fgsm-0.1-0"),
-    *("digits-fgsm-0.2-0", "digits-fgsm-0.2-1", "digits-fgsm-0.15-0", "digits-n-fgsm-0.1-0"),
-    *("digits-elle-a-0.2-0", "digits-elle-a-0.2-1", "digits-fgsm-0.3-0", "digits-rs-fgsm-0.3-0"),
-    *("cifar10-fgsm-8-255-0", "cifar10-fgsm-16-255-0", "cifar10-slat-8-255-0"),
-    # Whole runs of the table of methods on CIFAR-10.
-    *(f"{method}-eps8-255-seed0" for method in ("elle", "gat", "nuat", "n-fgsm+elle-a")),
-}
 
 
 def name_of(words: str) -> str:
     return "-".join(word.partition("=")[2].replace("/", "-") for word in words.split())
+
+
+# All runs that were looked at before the rule stood; the others are held out.
+SET_ON = {
+    *map(name_of, SEEN),
+    "mnist5k-fgsm-0.25-32-12-10",  # made again when looks were rounded down to two an epoch
+    *("cifar10-fgsm-8-255-0", "cifar10-fgsm-16-255-0", "cifar10-slat-8-255-0"),
+    # Whole runs of the table of methods on CIFAR-10.
+    *(f"{method}-eps8-255-seed0" for method in ("elle", "gat", "nuat", "n-fgsm+elle-a")),
+}
 
 
 def make_run(words: str, runs: Path, root: str | None, images: int, device: str) -> Path:

@@ -32,9 +32,21 @@ def detection(monkeypatch):
 
 @pytest.mark.parametrize(("multi", "single", "clean", "start", "temporary"), TRUTH.values(), ids=TRUTH)
 def test_the_truth_of(detection, multi, single, clean, start, temporary):
-    rows = [{"multi": a, "single": b, "clean": c} for a, b, c in zip(multi, single, clean, strict=False)]
+    rows = [{"multi": a, "single": b, "clean": c, "error": 1e-2} for a, b, c in zip(multi, single, clean, strict=False)]
     assert detection.collapse_start(rows, 0.1, 2) == start
     assert detection.temporary(rows, 0.1, 2) is temporary
+
+
+def test_a_weak_attack_learnt_by_a_straight_network_is_no_collapse(detection):
+    rows = [{"multi": 0.0, "single": 0.9, "clean": 0.9, "error": error} for error in (1e-4, 1e-2, 1e-4)]
+    assert detection.collapse_start(rows, 0.1, 2) is None
+    assert detection.collapse_start(rows[:2], 0.1, 2) == 1
+
+
+def test_a_fall_whose_report_is_not_yet_due_is_neither_healthy_nor_a_collapse_that_must_be_reported(detection):
+    rows = [{"multi": level, "single": 0.5, "clean": 0.8, "error": 1e-4} for level in (0.3, 0.4, 0.1)]
+    assert detection.kind_of(rows, 0.1, 2, None) == "temporary"
+    assert detection.kind_of(rows[:2], 0.1, 2, None) == "healthy"
 
 
 ALARMS = {
@@ -47,7 +59,8 @@ ALARMS = {
 
 @pytest.mark.parametrize(("multi", "step", "expected"), ALARMS.values(), ids=ALARMS)
 def test_whether_an_alarm_is_unfounded(detection, multi, step, expected):
-    rows = [{"step": 10 * k, "multi": level, "single": 0.5, "clean": 0.8} for k, level in enumerate(multi, 1)]
+    seen = {"single": 0.5, "clean": 0.8, "error": 1e-2}
+    rows = [seen | {"step": 10 * k, "multi": level} for k, level in enumerate(multi, 1)]
     verdict = detection.Verdict("collapse", step, step, "", "high")
     assert detection.unfounded([verdict], rows, 0.1, 20) == expected
 
@@ -69,7 +82,7 @@ def test_the_alarm_that_counts_is(detection, verdicts, due, expected):
 
 
 def test_a_run_at_chance_all_along_is_neither_healthy_nor_collapsing(detection):
-    rows = [{"step": k, "multi": 0.1, "single": 0.5, "clean": 0.8} for k in range(5)]
+    rows = [{"step": k, "multi": 0.1, "single": 0.5, "clean": 0.8, "error": 1e-2} for k in range(5)]
     assert detection.kind_of(rows, 0.1, 2, None) == "never robust"
     assert detection.kind_of([*rows, rows[0] | {"multi": 0.2}], 0.1, 2, None) == "healthy"
 

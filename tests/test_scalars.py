@@ -10,20 +10,24 @@ from elle.errors import InputError
 from elle.scalars import with_tensorboard
 
 
-def test_records_and_verdicts_are_written_and_passed_on(tmp_path):
+def test_records_looks_and_verdicts_are_written_and_passed_on(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    records, verdicts = [], []
-    watcher = with_tensorboard(Watcher(recorded=records.append, judged=verdicts.append), tmp_path / "tensorboard")
+    records, verdicts, looks = [], [], []
+    watched = Watcher(recorded=records.append, judged=verdicts.append, looked=lambda *seen: looks.append(seen))
+    watcher = with_tensorboard(watched, tmp_path / "tensorboard")
     assert not (tmp_path / "tensorboard").exists()
     for step in (10, 20):
         watcher.recorded({"epoch": step // 10, "step": step, "loss": 0.5 + step, "error": None})
+    watcher.looked({"step": 15, "multi": 0.25, "rate": None}, "collapse")
     watcher.judged(Verdict("collapse", 20, 15, "it fell", "high"))
     found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(one.step, one.value) for one in found.Scalars("loss")] == [(10, 10.5), (20, 20.5)]
-    assert found.Tags()["scalars"] == ["loss"]
+    assert [(one.step, one.value) for one in found.Scalars("probe/multi")] == [(15, 0.25)]
+    assert sorted(found.Tags()["scalars"]) == ["loss", "probe/multi"]
     assert (len(records), len(verdicts)) == (2, 1)
+    assert looks == [({"step": 15, "multi": 0.25, "rate": None}, "collapse")]
 
 
 def test_without_the_extra_it_is_named(tmp_path, monkeypatch):

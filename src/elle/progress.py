@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 if TYPE_CHECKING:
     from elle.config import Config
     from elle.engine.loop import Watcher
-    from elle.engine.monitor import Verdict
+    from elle.engine.monitor import Kind, Reading, Verdict
 
 
 class TrainingProgress:
@@ -49,7 +49,7 @@ class TrainingProgress:
     def watcher(self) -> Watcher:
         from elle.engine.loop import Watcher
 
-        return Watcher(self._started, self._stepped, self._recorded, self._said, self._judged)
+        return Watcher(self._started, self._stepped, self._recorded, self._said, self._judged, self._looked)
 
     def _started(self, config: Config, steps: int, done: int) -> None:
         self.steps, self.done_before, self.epochs, self.started = steps, done, config.epochs, time.monotonic()
@@ -72,8 +72,12 @@ class TrainingProgress:
         self._said(f"{describe_record(record, self.epochs)}  left {left:.0f} s")
 
     def _judged(self, verdict: Verdict) -> None:
-        healthy = verdict.kind == "recovery"
-        self.bar.update(self.task, description="training" if healthy else f"{verdict.kind}, step {verdict.since}")
+        if verdict.kind != "recovery":
+            self.bar.update(self.task, description=f"{verdict.kind}, step {verdict.since}")
+
+    def _looked(self, reading: Reading, condition: Kind | None) -> None:
+        if condition is None:  # healthy, or back from a collapse by itself or by a rollback
+            self.bar.update(self.task, description="training")
 
     def _said(self, text: str) -> None:
         self.console.print(text, markup=False)

@@ -10,11 +10,11 @@ from elle.errors import InputError
 
 if TYPE_CHECKING:
     from elle.engine.loop import Watcher
-    from elle.engine.monitor import Verdict
+    from elle.engine.monitor import Kind, Reading, Verdict
 
 
 def with_tensorboard(watcher: Watcher, folder: Path) -> Watcher:
-    """The watcher, which now also writes every record's numbers and every verdict into `folder`."""
+    """The watcher, which now also writes the numbers of every record and look, and every verdict, into `folder`."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -39,4 +39,11 @@ def with_tensorboard(watcher: Watcher, folder: Path) -> Watcher:
         writer().flush()
         watcher.judged(verdict)
 
-    return replace(watcher, recorded=recorded, judged=judged)
+    def looked(reading: Reading, condition: Kind | None) -> None:
+        for name, value in reading.items():
+            if isinstance(value, float):
+                writer().add_scalar(f"probe/{name}", value, reading["step"])
+        writer().flush()
+        watcher.looked(reading, condition)
+
+    return replace(watcher, recorded=recorded, judged=judged, looked=looked)

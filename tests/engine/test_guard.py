@@ -83,6 +83,13 @@ def test_the_monitor_is_on_for_single_step_methods_and_where_it_is_asked_for(set
     assert (len(lines(path)) if path.exists() else 0) == looks
 
 
+def test_two_looks_fit_into_an_epoch_of_an_odd_number_of_steps(settings, tmp_path):
+    train(settings("method=fgsm", "batch=68", "epochs=1"))
+    (record,) = lines(tmp_path / "run" / "metrics.jsonl")
+    assert record["step"] == 17
+    assert [one["step"] for one in lines(tmp_path / "run" / "probes.jsonl")] == [8, 16]
+
+
 def test_a_guard_without_its_monitor_is_refused(settings):
     with pytest.raises(InputError, match="on_collapse=stop needs the monitor"):
         train(settings("on_collapse=stop", "probe_every=0"))

@@ -79,12 +79,12 @@ PROBED = {
         [*RISING, *[fallen()] * 3, *RISING[3:]],
         [("collapse", 80, 70), ("recovery", 110, 100)],
     ),
-    "a fall to 0 and back to just above half, E_lin still high": (
-        [*RISING, *[fallen()] * 3, *[fallen(0.2)] * 3],
-        [("collapse", 80, 70)],
-    ),
     "a fall to 0 and back to just above half": (
         [*RISING, *[fallen()] * 3, *[straight(0.2)] * 3],
+        [("collapse", 80, 70)],
+    ),
+    "a fall to 0 and back to just above two thirds": (
+        [*RISING, *[fallen()] * 3, *[straight(0.25)] * 3],
         [("collapse", 80, 70), ("recovery", 110, 100)],
     ),
     "two falls": (
@@ -92,8 +92,8 @@ PROBED = {
         [("collapse", 80, 70), ("recovery", 100, 90), ("collapse", 130, 120)],
     ),
     "a dip of half an epoch": ([*RISING, fallen(), *RISING[3:]], []),
-    "many dips": ([*RISING, *[fallen(), RISING[-1]] * 5], [("collapse", 90, 70)]),
-    "many dips, E_lin as usual": ([*RISING, *[straight(0.01), RISING[-1]] * 5], []),
+    "many dips": ([*RISING, *[fallen(), RISING[-1]] * 5], []),
+    "many dips, never back above two thirds": ([*RISING, *[fallen(), fallen(0.2)] * 5], [("collapse", 90, 70)]),
     "many dips, an epoch apart": ([*RISING, *[fallen(), *RISING[-2:]] * 5], []),
     "many dips to just above half": ([*RISING, *[fallen(0.2), RISING[-1]] * 5], []),
     "a fall in which training stumbles once": (
@@ -114,12 +114,12 @@ PROBED = {
         [*RISING[:3], *[reading(0, 0.01, single=0.9, error=4e-5)] * 6],
         [],
     ),
-    "a fall with a look just above half": ([*RISING, fallen(), fallen(0.2)], [("collapse", 80, 70)]),
-    "the same, E_lin as usual": ([*RISING, straight(0.01), straight(0.2), RISING[-1]], []),
-    "a fall with a look just above half, E_lin as usual": (
-        [*RISING, straight(0.01), straight(0.2), straight(0.01)],
-        [("collapse", 90, 70)],
+    "a dip and a look just above half": ([*RISING, fallen(), fallen(0.2), RISING[-1]], []),
+    "a fall with looks just above half": (
+        [*RISING, fallen(0.2), fallen(), fallen(0.2), fallen()],
+        [("collapse", 100, 80)],
     ),
+    "a fall with a look just above two thirds": ([*RISING, fallen(), fallen(0.25), fallen()], []),
     "all looks between half and two thirds": ([*RISING, *[fallen(0.2)] * 6], []),
     "attacked images answered best, never robust": (
         [RISING[0], *[fooled()] * 5],
@@ -177,14 +177,13 @@ def test_a_monitor_says_of(readings, expected):
 REAL = {
     "FGSM at 16/255": [("collapse", 30, 20)],
     "FGSM at 8/255": [("collapse", 390, 380)],
-    # Of 1,024 images PGD-10 had left half of its best at look 22, and not yet at look 20.
-    "SLAT at 8/255": [("collapse", 230, 210)],
+    # On 1,024 images PGD-10 was below half of its best at look 22, and not yet at look 20.
+    "SLAT at 8/255": [("collapse", 240, 230)],
     "NuAT at 8/255": [],
     "GAT at 8/255": [],
     "ELLE at 8/255": [],
     "single-step TRADES at 8/255": [],
-    # PGD-20 on 500 test images fell below half of its best at look 15, for good; look 16 is just above half, with an
-    # E_lin as usual.
+    # PGD-20 on 500 test images fell below half of its best at look 15, for good; look 16 is just above half.
     "FGSM on MNIST at 0.32": [("collapse", 170, 150)],
     "ELLE-A on MNIST at 0.28": [],
 }
@@ -236,11 +235,9 @@ def test_a_collapse_is_not_robust_overfitting_however_long_it_lasts():
     assert judged([*readings("FGSM at 16/255"), *last]) == [("collapse", 30, 20)]
 
 
-@pytest.mark.parametrize(("per_epoch", "error", "looks"), [
-    (1, 3e-2, 2), (2, 3e-2, 2), (3, 3e-2, 3), (8, 3e-2, 5),
-    (1, 1e-5, 2), (2, 1e-5, 2), (3, 1e-5, 3), (8, 1e-5, 8),
-])  # fmt: skip
-def test_a_collapse_is_reported_when_it_has_lasted_an_epoch_or_most_of_one_with_a_jump(per_epoch, error, looks):
+@pytest.mark.parametrize(("per_epoch", "looks"), [(1, 2), (2, 2), (3, 3), (8, 8)])
+@pytest.mark.parametrize("error", [3e-2, 1e-5])
+def test_a_collapse_is_reported_when_it_has_lasted_an_epoch(per_epoch, looks, error):
     readings = [*RISING, *[fallen() | {"error": error}] * looks]
     assert judged(readings[:-1], per_epoch) == []
     assert judged(readings, per_epoch) == [("collapse", 10 * (6 + looks), 70)]

@@ -44,7 +44,8 @@ class Guard:
         # On by default for every method that its network can learn to fool.
         given = run.config.probe_every
         wanted = run.config.on_collapse != "warn" or run.method.few_steps
-        twice_an_epoch = -(-run.steps_per_epoch // 2) if wanted else 0
+        # Rounded down: what lasts for two looks is known within an epoch of its first.
+        twice_an_epoch = max(1, run.steps_per_epoch // 2) if wanted else 0
         self.every = twice_an_epoch if given is None else given
         if not self.every and run.config.on_collapse != "warn":
             raise InputError(f"on_collapse={run.config.on_collapse} needs the monitor; leave probe_every=0 out")
@@ -96,6 +97,7 @@ class Guard:
         if not run.ranks.first:
             monitor.observe(reading)
         run.files.append("probes.jsonl", reading)
+        run.watcher.looked(reading, monitor.condition)
         if monitor.healthy:
             self._keep_state()
         return verdict is not None and self._act(verdict, seconds)

@@ -16,7 +16,7 @@ from elle.core.schedules import SCHEDULES
 from elle.data.image_folder import described
 from elle.engine.guard import Guard
 from elle.engine.leaving_out import LeavingOut, leaves_out
-from elle.engine.monitor import Verdict
+from elle.engine.monitor import Kind, Reading, Verdict
 from elle.engine.outcome import conclude
 from elle.engine.parts import build_parts
 from elle.engine.ranks import ALONE, Ranks, check_launched, joined, own_device, restarts
@@ -40,6 +40,7 @@ class Watcher:
     recorded: Callable[[Record], None] = lambda record: None
     said: Callable[[str], None] = lambda text: None
     judged: Callable[[Verdict], None] = lambda verdict: None
+    looked: Callable[[Reading, Kind | None], None] = lambda reading, condition: None
 
 
 def train(

@@ -3,8 +3,8 @@
 Collapse (catastrophic overfitting): accuracy under a multi-step attack falls below half of its best and stays there,
 while accuracy under the single-step attack of training stays near its own best. A network that never was robust has
 collapsed where it answers attacked images better than clean ones, or three in four of them. A run judged while it
-trains has collapsed when that has lasted an epoch, one look out of line aside (`Monitor._lasting`); should it end, the
-run has recovered.
+trains has collapsed when an epoch's looks show that and none between them shows accuracy back above two thirds of its
+best; it has recovered when it is back for an epoch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, Literal
 Kind = Literal["collapse", "recovery", "robust overfitting", "constant", "divergence"]
 Reading = dict[str, Any]
 """One look at the probe images: `step`, the accuracies `clean`, `single` and `multi`, the linearity `error`, `chance`
-(1/classes), and of the training steps since the last look the mean `loss` and `accuracy` and the `rate`, or None."""
+(1/classes), and of the training steps since the last look the mean `loss` and `accuracy` and the `rate`, or None. A
+real one has the `probe_loss` under the multi-step attack too, and the `loss_ratio`: training loss over it."""
 
 # Single-step accuracy this far above multi-step accuracy: a network that merely forgets loses both.
 _GAP = 0.3
-# A few steps tell too high an accuracy of a network that bends: in six runs on MNIST's digits the probe's share of its
-# best was above that of PGD-20 by 0.10 in the median, and by less than 0.18 in nine looks of ten, where E_lin was 5e-3
-# or more; by 0.03 where it was below 1e-3. So a network that bends must be back a sixth above half.
-_LOW = 2 / 3
+# A fall begins below half of the best accuracy and ends above this share of it. A network on its way down swings, and
+# a few steps of attack on a few images put it now above and now below any single line.
+_BACK = 2 / 3
 # Single-step accuracy above this share of its best has not fallen; a network whose training stumbles loses it as well.
 _KEPT = 0.9
 # A best accuracy below this many times chance is no robustness to lose: early training, and a constant classifier.
@@ -123,65 +123,57 @@ class Monitor:
     def _judge(self) -> Verdict | None:
         if _diverged(self.readings[-1]):
             return self._diverged()
-        fooled = self._fooled()
-        fallen = [a or b for a, b in zip(fooled, self._fallen(0.5), strict=True)]
-        bad = [a or b for a, b in zip(fooled, self._fallen(_LOW), strict=True)]
+        low = self._low()
         if self.condition == "collapse":
-            epoch = max(2, self.per_epoch)
-            return None if any(self._still_low(bad)[-epoch:]) else self._recovered(epoch)
+            return None if any(self._still_low()[-self._epoch :]) else self._recovered(self._epoch)
         if self.condition == "constant":
             return None if _constant(self.readings[-1]) else self._recovered(1)
-        if self._lasting(fallen, bad):
-            verdict = self._learnt_the_attack(bad) if fooled[-1] else self._collapsed(bad)
+        fall = self._fall(low)
+        if fall and fall[-1] is self.readings[-1] and len(fall) >= self._epoch:
+            verdict = self._learnt_the_attack(fall) if self._fooled()[-1] else self._collapsed(fall, low)
             if verdict is not None:
                 return verdict
-        if self.condition is None and not bad[-1]:
+        if self.condition is None and not low[-1]:
             return self._constant() or self._overfitted()
         return None
 
-    def _lasting(self, fallen: list[bool], bad: list[bool]) -> bool:
-        """Whether every look of the last epoch was low, or enough of them that one out of line does not matter.
+    @property
+    def _epoch(self) -> int:
+        """How many looks tell that something has lasted an epoch: one alone is noise."""
+        return max(2, self.per_epoch)
 
-        Low is below half or, where the error has jumped, below two thirds. A network on its way down swings, and a
-        good look must not cost another epoch: most of the looks from an epoch ago to now (two of three, at two an
-        epoch) are low an epoch after the fall at the latest. Healthy networks dip now and then as well; so the
-        others must be bad, too, or the error bear witness.
-        """
-        epoch, span = max(2, self.per_epoch), self.per_epoch + 1
-        jumped = self._jumped(bad)
-        low = [half or (third and jump) for half, third, jump in zip(fallen, bad, jumped, strict=True)]
-        if not low[-1] or not any(fallen[-span:]):
-            return False
-        most = sum(low[-span:]) > span // 2 and (all(bad[-span:]) or jumped[-1])
-        return most or (len(low) >= epoch and all(low[-epoch:]))
+    def _fall(self, low: list[bool]) -> list[Reading]:
+        """The collapsed readings since accuracy was last above two thirds of its best; others may lie between them."""
+        high = [k for k, is_low in enumerate(low) if not is_low]
+        since = high[-1] + 1 if high else 0
+        fallen = [a or b for a, b in zip(self._fooled(), self._fallen(), strict=True)]
+        return [one for one, is_fallen in zip(self.readings[since:], fallen[since:], strict=True) if is_fallen]
 
-    def _still_low(self, bad: list[bool]) -> list[bool]:
+    def _still_low(self) -> list[bool]:
         """At which readings accuracy is not back, whatever the single-step one is by now."""
-        best, nothing = self._best, ABOVE_CHANCE * _floor(self.readings[-1]["chance"])
-        return [
-            one["multi"] < max((_LOW if jump else 0.5) * best, nothing)
-            for one, jump in zip(self.readings, self._jumped(bad), strict=True)
-        ]
+        nothing = ABOVE_CHANCE * _floor(self.readings[-1]["chance"])
+        return [one["multi"] < max(_BACK * self._best, nothing) for one in self.readings]
 
-    def _jumped(self, bad: list[bool]) -> list[bool]:
-        """At which readings the error is a multiple of what is usual now."""
-        usual = self._usual_error(bad)
-        return [(one["error"] or 0.0) >= _JUMP * usual for one in self.readings]
+    def _low(self) -> list[bool]:
+        """At which readings a fall has not ended: accuracy is below two thirds of its best so far."""
+        multi, chance = [one["multi"] for one in self.readings], self.readings[-1]["chance"]
+        below = collapsed_readings(multi, multi, chance, _BACK, kept=0)
+        return [a or b for a, b in zip(self._fooled(), below, strict=True)]
 
-    def _usual_error(self, bad: list[bool]) -> float:
-        """The median of the last ten looks that were not bad; the last look's own where there is none."""
-        before = [one["error"] for one, is_bad in zip(self.readings, bad, strict=True) if not is_bad and one["error"]]
+    def _usual_error(self, low: list[bool]) -> float:
+        """The median of the last ten looks that were not low; the last look's own where there is none."""
+        before = [one["error"] for one, is_low in zip(self.readings, low, strict=True) if not is_low and one["error"]]
         return float(median(before[-10:]) if before else max(self.readings[-1]["error"], _NO_ERROR))
 
-    def _fallen(self, share: float) -> list[bool]:
-        """At which readings accuracy under the multi-step attack alone is below that share of its best."""
+    def _fallen(self) -> list[bool]:
+        """At which readings accuracy under the multi-step attack alone is below half of its best."""
         multi, single = [one["multi"] for one in self.readings], [_single(one) for one in self.readings]
         chance = self.readings[-1]["chance"]
         if self.readings[-1]["accuracy"] is not None:
-            return collapsed_readings(multi, single, chance, share)
+            return collapsed_readings(multi, single, chance)
         # On a few images, in eval mode, single-step accuracy swings: it must only be far above the other.
-        fallen = collapsed_readings(multi, single, chance, share, kept=0.5)
-        return [bad and high >= 2 * low for bad, high, low in zip(fallen, single, multi, strict=True)]
+        fallen = collapsed_readings(multi, single, chance, kept=0.5)
+        return [bad and high >= 2 * level for bad, high, level in zip(fallen, single, multi, strict=True)]
 
     def _fooled(self) -> list[bool]:
         """At which readings a network that never was robust has learnt its own attack alone."""
@@ -196,9 +188,9 @@ class Monitor:
         words = f"the training loss is {reading['loss']} and the probe's error {reading['error']}: not finite"
         return Verdict("divergence", reading["step"], reading["step"], words, "high")
 
-    def _collapsed(self, bad: list[bool]) -> Verdict | None:
-        reading, best = self.readings[-1], self._best
-        usual, jumped = self._usual_error(bad), self._jumped(bad)[-1]
+    def _collapsed(self, fall: list[Reading], low: list[bool]) -> Verdict | None:
+        reading, best, usual = self.readings[-1], self._best, self._usual_error(low)
+        jumped = reading["error"] >= _JUMP * usual
         if best < _SETTLED * _floor(reading["chance"]) and not jumped:
             return None
         single, times = _single(reading), reading["error"] / usual
@@ -208,9 +200,9 @@ class Monitor:
             f"E_lin is {reading['error']:.1e}, {times:.3g} times its usual {usual:.1e}"
         )
         sure = jumped and single - reading["multi"] >= _GAP
-        return Verdict("collapse", reading["step"], self._since(bad), words, "high" if sure else "medium")
+        return Verdict("collapse", reading["step"], fall[0]["step"], words, "high" if sure else "medium")
 
-    def _learnt_the_attack(self, bad: list[bool]) -> Verdict:
+    def _learnt_the_attack(self, fall: list[Reading]) -> Verdict:
         """A collapse before there was any robustness to lose."""
         reading = self.readings[-1]
         single = _single(reading)
@@ -221,15 +213,7 @@ class Monitor:
             f"{reading['multi']:.1%} under the multi-step attack: {why}; E_lin is {reading['error']:.1e}"
         )
         sure = single - reading["multi"] >= _GAP
-        return Verdict("collapse", reading["step"], self._since(bad), words, "high" if sure else "medium")
-
-    def _since(self, bad: list[bool]) -> int:
-        """The step of the first of the bad readings of the last epoch, or of those that lead up to it."""
-        span = min(self.per_epoch + 1, len(bad))
-        first = len(bad) - span + bad[-span:].index(True)
-        while first > 0 and bad[first - 1]:
-            first -= 1
-        return int(self.readings[first]["step"])
+        return Verdict("collapse", reading["step"], fall[0]["step"], words, "high" if sure else "medium")
 
     def _recovered(self, count: int) -> Verdict:
         reading = self.readings[-1]

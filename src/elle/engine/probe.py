@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elle.core.attacks import Norm, SignStep
@@ -55,8 +56,9 @@ class CollapseMonitor(Monitor):
         self.x, self.y, self.eps, self.seed = x, y, eps, seed
         self.single = SignStep(clip=True, norm=norm)
         # Three steps break a collapsed network in a small ball; in a large one, such as MNIST's, they do not.
-        steps = 3 if eps <= (24 / 255 if norm == "linf" else 1) else 5
-        self.multi = SignStep(alpha=0.5, steps=steps, noise=1, clip=True, norm=norm)
+        small = eps <= (24 / 255 if norm == "linf" else 1)
+        alpha, steps = (0.5, 3) if small else (0.25, 10)
+        self.multi = SignStep(alpha=alpha, steps=steps, noise=1, clip=True, norm=norm)
         self.linearity = Linearity(norm=norm)
         self._draw()
         self.graphed = GraphedLook(self.measure, x.device) if graph else None
@@ -87,8 +89,10 @@ class CollapseMonitor(Monitor):
         `loss` and `accuracy` (at the training attack's points, since the last check) and the learning `rate` are
         optional: with them robust overfitting is told too, and a collapse under a noisy training attack more surely.
         """
-        reading = self.look(model) | {"step": step, "loss": loss, "accuracy": accuracy, "rate": rate}
-        return self.observe(reading)
+        seen = self.look(model)
+        ratio = loss / seen["probe_loss"] if loss is not None and seen["probe_loss"] else None
+        given = {"step": step, "loss": loss, "loss_ratio": ratio, "accuracy": accuracy, "rate": rate}
+        return self.observe(seen | given)
 
     def look(self, model: nn.Module) -> Reading:
         """Accuracies and E_lin on the probe, in the precision of the autocast around it."""
@@ -98,17 +102,18 @@ class CollapseMonitor(Monitor):
             with evaluation_mode(model, self.seed, self.x.device):
                 numbers = (self.graphed or self.measure)(model)
         # One transfer for all numbers: it waits for the device.
-        clean, single, multi, error, classes = numbers.tolist()
+        clean, single, multi, error, loss, classes = numbers.tolist()
         return {
             "clean": clean,
             "single": single,
             "multi": min(single, multi),
             "error": error if math.isfinite(error) else None,
+            "probe_loss": loss if math.isfinite(loss) else None,
             "chance": 1 / classes,
         }
 
     def measure(self, model: nn.Module) -> Tensor:
-        """Accuracy without attack, under one step, under several; E_lin; the number of classes: [5]."""
+        """Accuracy without attack, under one step, under several; E_lin; loss under several; number of classes: [6]."""
         x, y, device = self.x, self.y, self.x.device.type
         # Without autocast's cache: copies of the weights made before a capture would be looked at for ever after.
         with torch.autocast(
@@ -123,8 +128,9 @@ class CollapseMonitor(Monitor):
                 error = self.linearity(model, x, y, self.eps, drawn=self.drawn).mean()
                 logits = model(torch.cat([x, x_single, x_multi]))
         accuracies = (~is_wrong(logits, y.repeat(3))).view(3, -1).float().mean(1)
-        others = [error.float().view(1), error.new_full((1,), logits.shape[1], dtype=torch.float32)]
-        return torch.cat([accuracies, *others])
+        loss = F.cross_entropy(logits[2 * len(y) :].float(), y)
+        classes = error.new_full((), logits.shape[1], dtype=torch.float32)
+        return torch.cat([accuracies, torch.stack([error.float(), loss, classes])])
 
 
 class GraphedLook:

@@ -73,8 +73,8 @@ def _values(run: RunDirectory, key: str) -> tuple[list[float], list[float | None
     """A quantity over the epochs: of the monitor's looks, or of the records where it does not look at it."""
     if run.probes and key in run.probes[0]:
         return [run.epoch_of(one["step"]) for one in run.probes], [one[key] for one in run.probes]
-    tracked = {name: f"tracked_{name}" for name in ("error", "misalignment")}
-    column = ({"multi": run.multi_step() or "", "single": "accuracy"} | tracked).get(key, key)
+    columns = {"clean": "clean", "single": "accuracy", "multi": run.multi_step() or ""}
+    column = columns.get(key, f"tracked_{key}")
     rows = [record for record in run.records if column in record]
     return [float(record["epoch"]) for record in rows], [record[column] for record in rows]
 
