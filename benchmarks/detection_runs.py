@@ -92,7 +92,7 @@ SET_ON = {
     "mnist5k-fgsm-0.25-32-12-10",  # made again when looks were rounded down to two an epoch
     *("cifar10-fgsm-8-255-0", "cifar10-fgsm-16-255-0", "cifar10-slat-8-255-0"),
     # Whole runs of the table of methods on CIFAR-10.
-    *(f"{method}-eps8-255-seed0" for method in ("elle", "gat", "nuat", "n-fgsm+elle-a")),
+    *(f"{method}-eps8-255-seed0" for method in ("elle", "gat", "nuat", "n-fgsm+elle-a", "fgsm")),
 }
 
 

@@ -316,3 +316,12 @@ def test_a_state_to_go_back_to_has_its_accuracy_and_its_usual_error(last, expect
     for one in [*RISING, last]:
         monitor.observe(one)
     assert monitor.healthy is expected
+
+
+def test_accuracy_that_comes_back_alone_is_no_recovery():
+    """A few steps of attack find less and less against a collapsed network; its bent loss gives it away."""
+    healthy, collapsed = [reading(0, 0.45)] * 6, [reading(0, 0.03, single=0.8, error=5e-2)] * 3
+    bent = [reading(0, 0.44, single=0.7, error=5e-2)] * 6
+    straight = [reading(0, 0.44, error=2e-5)] * 3
+    assert [kind for kind, _, _ in judged(healthy + collapsed + bent)] == ["collapse"]
+    assert [kind for kind, _, _ in judged(healthy + collapsed + bent + straight)] == ["collapse", "recovery"]

@@ -125,7 +125,7 @@ class Monitor:
             return self._diverged()
         low = self._low()
         if self.condition == "collapse":
-            return None if any(self._still_low()[-self._epoch :]) else self._recovered(self._epoch)
+            return None if any(self._not_back()[-self._epoch :]) else self._recovered(self._epoch)
         if self.condition == "constant":
             return None if _constant(self.readings[-1]) else self._recovered(1)
         fall = self._fall(low)
@@ -149,10 +149,16 @@ class Monitor:
         fallen = [a or b for a, b in zip(self._fooled(), self._fallen(), strict=True)]
         return [one for one, is_fallen in zip(self.readings[since:], fallen[since:], strict=True) if is_fallen]
 
-    def _still_low(self) -> list[bool]:
-        """At which readings accuracy is not back, whatever the single-step one is by now."""
-        nothing = ABOVE_CHANCE * _floor(self.readings[-1]["chance"])
-        return [one["multi"] < max(_BACK * self._best, nothing) for one in self.readings]
+    def _not_back(self) -> list[bool]:
+        """At which readings accuracy or error are not what they were before the collapse that stands.
+
+        The longer a collapsed network trains the less a few steps of attack find against it; its error stays.
+        """
+        least = max(_BACK * self._best, ABOVE_CHANCE * _floor(self.readings[-1]["chance"]))
+        since = self.verdicts[-1].since
+        before = [one["error"] for one in self.readings if one["step"] < since and one["error"]]
+        most = max(_JUMP * median(before[-10:]) if before else 0.0, _CURVED)
+        return [one["multi"] < least or one["error"] >= most for one in self.readings]
 
     def _low(self) -> list[bool]:
         """At which readings a fall has not ended: accuracy is below two thirds of its best so far."""
