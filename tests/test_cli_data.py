@@ -106,6 +106,22 @@ def test_a_set_that_comes_with_the_installation_is_not_downloaded(elle):
     )
 
 
+@pytest.mark.parametrize("name", ["imagenet", "folder", "arrays"])
+def test_a_set_without_an_address_is_said_to_have_none(elle, name):
+    outcome = elle("data", "get", name)
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"elle: {name} has no public address")
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("train", "data=folder"), ("data", "check", "folder")])
+def test_a_folder_that_nobody_named_is_said_to_be_the_default(elle, command):
+    outcome = elle(*command)
+    assert outcome.code == 2
+    assert outcome.err.startswith("elle: data: no such folder; ")
+    assert "ELLE_DATA is not set; root=FOLDER or --root FOLDER names another" in outcome.err
+
+
 def test_nothing_there_names_the_places_and_where_the_root_came_from(elle, tmp_path, monkeypatch):
     outcome = elle("data", "check", "svhn")
     assert outcome.code == 2

@@ -47,8 +47,14 @@ def get(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 
     from elle.data import download
 
-    if not find_dataset(name).needs_root:
+    row = find_dataset(name)
+    if not row.needs_root:
         raise InputError(f"{name} comes with the installation: there is nothing to download")
+    if name not in download.REMOTES:
+        raise InputError(
+            f"{name} has no public address ({row.description}): put the files there yourself; "
+            f"what can be downloaded is {', '.join(download.REMOTES)}"
+        )
     folder = data_folder(root)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(file=sys.stderr if as_json else sys.stdout)
