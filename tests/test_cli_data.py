@@ -42,6 +42,18 @@ def test_check_prints_a_table_and_json(elle, tmp_path):
     assert report["splits"]["train"]["images"] == 100
 
 
+def test_check_prints_the_most_frequent_sizes_and_says_how_many_others_there_are(elle, tmp_path):
+    for width, name in enumerate("aabbbcdefg"):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        pixels = small_images(1, (8, 10 + ord(name) - ord("a"), 3))[0][0]
+        (folder / f"{width}.png").write_bytes(encoded(pixels, "PNG"))
+    outcome = elle("data", "check", "folder", "--root", tmp_path)
+    assert "pixels 11 x 8 (3), 10 x 8 (2), 12 x 8 (1), 13 x 8 (1), 14 x 8 (1) and 2 other sizes; mean" in outcome.out
+    report = json.loads(elle("data", "check", "folder", "--root", tmp_path, "--json").out)
+    assert report["splits"]["train"]["different_sizes"] == 7
+
+
 def test_check_fails_where_a_file_cannot_be_read(elle, tmp_path):
     for split in ("train", "val"):
         folder = tmp_path / split / "cat"

@@ -125,6 +125,7 @@ class _Tally:
             "images": int(self.counts.sum()),
             "per_class": dict(zip(classes, self.counts.tolist(), strict=True)),
             "sizes": dict(self.sizes.most_common(_LISTED)),
+            "different_sizes": len(self.sizes),
             "mean": [round(float(value) / 255, 4) for value in mean],
             "std": [round(float(value) / 255, 4) for value in deviation],
             "unreadable": self.unreadable,
