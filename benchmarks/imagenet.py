@@ -5,7 +5,8 @@
 
 A run of the recipe (--method, --eps) with everything it says but the number of images and epochs: 2, 2 and 1 of them,
 and a ramp of one epoch, which 2,500 steps are on ImageNet. --shrink divides the sizes 128/224/288 and the batches
-512/224/128. It is cut in the middle of its second phase and resumed, and ends with PGD-50-10. Prints JSON.
+512/224/128, and the rate with them. The run is cut in its second phase and resumed, and ends with PGD-50-10. Prints
+JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from PIL import Image
 from results import result_file
 
-from elle.config import Config, parse_config
+from elle.config import Config, given, parse_config
 from elle.data.phases import Phase, Timetable
 from elle.engine.loop import train
 from elle.experiments.recipe import load_recipe
@@ -44,7 +45,7 @@ def write_images(root: Path, images: int, test: int, classes: int) -> None:
 
 
 def scaled(args: argparse.Namespace, root: Path, out: Path) -> Config:
-    """The recipe's run, with its own method, rate, penalty and precision, for a small set and small images."""
+    """The recipe's run, with its own method, penalty and precision, for a small set and small images."""
     (run,) = load_recipe("table-1").runs(1, only={"method": args.method, "eps": args.eps})
     whole = run.resolved()
     assert whole.phases is not None
@@ -54,6 +55,7 @@ def scaled(args: argparse.Namespace, root: Path, out: Path) -> Config:
         for epochs, phase in zip(EPOCHS, whole.phases, strict=True)
     ]
     values = run.model_dump() | {"phases": phases, "root": str(root), "out": str(out), "workers": args.workers}
+    values["lr"] = given(run.lr) / args.shrink  # in proportion to the batch
     if "ramp" in run.options.get("weight", {}):
         ramp = {"ramp": max(1, args.images // phases[0].batch)}
         values["options"] = run.options | {"weight": run.options["weight"] | ramp}
@@ -66,7 +68,7 @@ def rehearse(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     phases = config.phases or ()
     trained = args.images // args.classes * args.classes - (config.validation or 0)
     timetable = Timetable(phases, trained)
-    cut = timetable.steps(0) * EPOCHS[0] + timetable.steps(EPOCHS[0]) // 2
+    cut = timetable.steps(0) * EPOCHS[0] + max(1, timetable.steps(EPOCHS[0]) // 2)
     train(config.model_copy(update={"max_steps": cut, "final": "clean"}))
     result = train(config, resume=True)
     records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -1,6 +1,7 @@
 """Table 1's recipe is the paper's ImageNet run, the documented command is a run of it, and a small one completes."""
 
 import json
+from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 
@@ -35,6 +36,19 @@ def test_every_run_has_the_settings_of_the_paper_and_its_scripts(run):
     if method.penalty:
         assert (method.weight.history, method.regulariser.power, method.regulariser.clip) == (500, "smooth-l1", True)
         assert (method.weight.value, method.weight.ramp) == ((20_000, 2500) if "n-fgsm" in run.method else (10_000, 0))
+
+
+def test_a_rehearsal_keeps_what_the_recipe_says_of_the_training(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    args = Namespace(method="n-fgsm+elle-a", eps="8/255", images=4096, shrink=4, model=None, workers=0)
+    small = import_module("imagenet").scaled(args, tmp_path, tmp_path)
+    assert small.phases == ((2, 32, 128), (2, 56, 56), (1, 72, 32))
+    assert small.options["weight"] == {"history": 500, "ramp": 32}
+    (run,) = load_recipe("table-1").runs(1, only={"method": args.method, "eps": args.eps})
+    assert small.resolved().differences(run.resolved()) == [
+        *("options", "epochs", "phases", "batch", "lr", "image_size", "validation")
+    ]
+    assert small.lr == 0.1
 
 
 @pytest.mark.parametrize("method", ["n-fgsm+elle-a", "fgsm"])
