@@ -1,7 +1,7 @@
 """Table 1's ImageNet recipe, scaled down, on a folder of generated images: a rehearsal of the real thing.
 
     python benchmarks/imagenet.py [--images 4096] [--test 256] [--classes 16] [--save]   # a GPU; the recipe's sizes
-    python benchmarks/imagenet.py --images 96 --test 2 --classes 2 --shrink 4 --model resnet18   # two CPU cores
+    python benchmarks/imagenet.py --images 96 --test 2 --classes 2 --shrink 4 --model resnet18   # 5 minutes of a core
 
 A run of the recipe (--method, --eps) with everything it says but the number of images and epochs: 2, 2 and 1 of them,
 and a ramp of one epoch, which 2,500 steps are on ImageNet. --shrink divides the sizes 128/224/288 and the batches
