@@ -42,6 +42,18 @@ def test_check_prints_a_table_and_json(elle, tmp_path):
     assert report["splits"]["train"]["images"] == 100
 
 
+def test_check_prints_the_most_frequent_sizes_and_says_how_many_others_there_are(elle, tmp_path):
+    for width, name in enumerate("aabbbcdefg"):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        pixels = small_images(1, (8, 10 + ord(name) - ord("a"), 3))[0][0]
+        (folder / f"{width}.png").write_bytes(encoded(pixels, "PNG"))
+    outcome = elle("data", "check", "folder", "--root", tmp_path)
+    assert "pixels 11 x 8 (3), 10 x 8 (2), 12 x 8 (1), 13 x 8 (1), 14 x 8 (1) and 2 other sizes; mean" in outcome.out
+    report = json.loads(elle("data", "check", "folder", "--root", tmp_path, "--json").out)
+    assert report["splits"]["train"]["different_sizes"] == 7
+
+
 def test_check_fails_where_a_file_cannot_be_read(elle, tmp_path):
     for split in ("train", "val"):
         folder = tmp_path / split / "cat"
@@ -104,6 +116,22 @@ def test_a_set_that_comes_with_the_installation_is_not_downloaded(elle):
         2,
         "elle: digits comes with the installation: there is nothing to download\n",
     )
+
+
+@pytest.mark.parametrize("name", ["imagenet", "folder", "arrays"])
+def test_a_set_without_an_address_is_said_to_have_none(elle, name):
+    outcome = elle("data", "get", name)
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"elle: {name} has no public address")
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("train", "data=folder"), ("data", "check", "folder")])
+def test_a_folder_that_nobody_named_is_said_to_be_the_default(elle, command):
+    outcome = elle(*command)
+    assert outcome.code == 2
+    assert outcome.err.startswith("elle: data: no such folder; ")
+    assert "ELLE_DATA is not set; root=FOLDER or --root FOLDER names another" in outcome.err
 
 
 def test_nothing_there_names_the_places_and_where_the_root_came_from(elle, tmp_path, monkeypatch):

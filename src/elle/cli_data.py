@@ -18,6 +18,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+_SIZES = 5
+"""Image sizes that are printed, the most frequent ones: photographs have hundreds."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Name = Annotated[str, typer.Argument(help="A row of `elle data list`.")]
 Root = Annotated[str | None, typer.Option(help="The data folder; otherwise $ELLE_DATA, then ./data.")]
@@ -47,8 +49,14 @@ def get(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 
     from elle.data import download
 
-    if not find_dataset(name).needs_root:
+    row = find_dataset(name)
+    if not row.needs_root:
         raise InputError(f"{name} comes with the installation: there is nothing to download")
+    if name not in download.REMOTES:
+        raise InputError(
+            f"{name} has no public address ({row.description}): put the files there yourself; "
+            f"what can be downloaded is {', '.join(download.REMOTES)}"
+        )
     folder = data_folder(root)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(file=sys.stderr if as_json else sys.stdout)
@@ -91,7 +99,9 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
             if not one["images"] and not one["unreadable"]:
                 print(f"{split}: no folder of its own; training takes a tenth of each class for it")
                 continue
-            sizes = ", ".join(f"{size} ({count})" for size, count in one["sizes"].items())
+            sizes = ", ".join(f"{size} ({count})" for size, count in list(one["sizes"].items())[:_SIZES])
+            if one["different_sizes"] > _SIZES:
+                sizes += f" and {one['different_sizes'] - _SIZES} other sizes"
             print(f"{split}: pixels {sizes}; mean {one['mean']}, std {one['std']}")
             for line in one["unreadable"]:
                 print(f"{split}: unreadable: {line}")

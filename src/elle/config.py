@@ -92,7 +92,9 @@ class Config(BaseModel):
     phases: Annotated[tuple[Phase, ...] | None, BeforeValidator(_phases)] = Field(
         None, description="EPOCHS:IMAGE_SIZE:BATCH,.. in place of epochs and batch: 6:128:512,6:224:224,3:288:128"
     )
-    batch: int | None = Field(None, ge=1, description="images a step; the last, smaller batch of an epoch is left out")
+    batch: int | None = Field(
+        None, ge=1, description="images a step, or all where they are fewer; an epoch's last, smaller batch is left out"
+    )
     lr: float | None = Field(None, gt=0, description="the schedule's highest learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(5e-4, ge=0, description="weight decay of SGD")

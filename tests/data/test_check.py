@@ -42,6 +42,21 @@ def test_a_report_counts_classes_sizes_and_duplicates(tmp_path):
     }
 
 
+def test_every_test_image_that_is_a_training_image_is_counted_and_compared_with_all_its_twins(tmp_path):
+    x, _ = small_images(4, (4, 5, 3))
+    x[1] = x[0]
+    test = np.stack([x[0], x[0], x[3], 255 - x[2]])
+    save(tmp_path, train=(x, np.array([0, 1, 0, 1])), test=(test, np.array([1, 0, 0, 1])))
+    assert check("arrays", tmp_path)["duplicates"] == {
+        "count": 3,
+        "first": [
+            {"test": "0", "train": "0", "same_class": True},
+            {"test": "1", "train": "0", "same_class": True},
+            {"test": "2", "train": "3", "same_class": False},
+        ],
+    }
+
+
 def test_a_report_on_a_folder_lists_every_unreadable_file(tmp_path):
     for split in ("train", "test"):
         for label in ("cat", "dog"):

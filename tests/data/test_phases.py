@@ -36,6 +36,12 @@ def test_every_step_has_its_place():
     assert (timetable.epochs, timetable.total_steps, timetable.longest_epoch) == (5, 9, 3)
 
 
+def test_a_batch_larger_than_the_set_is_told():
+    assert Timetable((Phase(1, 16, 4), Phase(1, 16, 10)), images=10).cut() is None
+    cut = Timetable((Phase(1, 16, 4), Phase(1, 16, 11), Phase(1, 16, 64)), images=10).cut()
+    assert cut == "batch=11, batch=64: there are 10 training images, and a step takes all of them"
+
+
 def test_a_schedule_follows_the_epochs_whatever_their_number_of_steps():
     timetable = Timetable(parse_phases(IMAGENET), images=1_281_167 - 1024)
     for epoch, share in ((0, 0), (6, 6 / 15), (12, 12 / 15)):

@@ -126,6 +126,15 @@ def test_a_tracked_number_that_is_not_finite_is_written_as_null(settings, tmp_pa
     assert lines(tmp_path / "run" / "metrics.jsonl")[0]["tracked_error"] is None
 
 
+def test_a_batch_larger_than_the_set_takes_all_of_it_and_says_so(settings, tmp_path):
+    said = []
+    result = train(settings("batch=5000", "epochs=2"), watcher=Watcher(said=said.append))
+    assert "batch=5000: there are 1200 training images, and a step takes all of them" in said
+    assert result["steps"] == 2
+    with pytest.raises(InputError, match="batch=5000: there are 1200 training images.*; batch=1200 does not divide"):
+        train(settings("batch=5000", "accumulate=7", out="other"))
+
+
 def test_a_watcher_is_told_of_the_start_every_step_and_every_record(settings, tmp_path):
     started, steps, records, said = [], [], [], []
     watcher = Watcher(lambda *what: started.append(what), steps.append, records.append, said.append)

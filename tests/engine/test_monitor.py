@@ -268,6 +268,13 @@ def test_a_verdict_tells_its_reasons_in_numbers():
         assert part in str(verdict)
 
 
+@pytest.mark.parametrize(("loss", "words"), [(32.30424118, "the training loss is 32.3"), (None, "loss is not either")])
+def test_a_divergence_says_what_is_not_finite(loss, words):
+    verdict = Monitor(2).observe(reading(10, 0.3, error=None, loss=loss))
+    assert verdict.evidence.startswith("E_lin on the probe is not finite")
+    assert verdict.evidence.endswith(words)
+
+
 def test_a_collapse_without_a_jump_of_the_error_is_told_with_less_confidence():
     monitor = Monitor()
     for one in [*RISING, *[reading(0, 0.01, single=0.9)] * 2]:

@@ -2,7 +2,6 @@
 
 import json
 import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from elle.engine.guard import Guard
 from elle.engine.loop import Run, train
 from elle.engine.step import Step
 from elle.errors import InputError, WorkError
-from elle.methods import METHODS, configured
+from elle.methods import METHODS
 
 from ..data.photographs import write_folder
 from .test_resume import assert_same_run, signal_after_step
@@ -151,15 +150,3 @@ def test_a_run_that_goes_back_into_an_earlier_phase_goes_on_as_it_did_before(roo
     train(load_config([*plain, f"out={tmp_path / 'rolled'}"]))
     assert rolled == [3]
     assert_same_run(tmp_path / "rolled", tmp_path / "plain")
-
-
-def test_the_documented_command_is_the_paper_s_imagenet_run():
-    page = (Path(__file__).parent.parent.parent / "docs" / "streaming.md").read_text()
-    (line,) = [line for line in page.splitlines() if "phases=" in line and line.startswith("elle train")]
-    config = load_config([word for word in line.split() if "=" in word]).resolved()
-    assert config.phases == ((6, 128, 512), (6, 224, 224), (3, 288, 128))
-    assert (config.epochs, config.image_size, config.clip, config.decay_norm) == (15, 288, True, False)
-    assert (config.model, config.weight_decay, config.final) == ("resnet50", 1e-4, "clean,pgd-50-10")
-    options = {"weight": {"history": 500, "ramp": 2500}, "regulariser": {"power": "smooth-l1"}}
-    method = configured("n-fgsm+elle-a", weight=config.weight, clip=True, data="imagenet", options=options)
-    assert (method.weight.history, method.weight.ramp, method.regulariser.power) == (500, 2500, "smooth-l1")

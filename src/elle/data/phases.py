@@ -71,6 +71,13 @@ class Timetable:
         """Images a step: those of its phase, or all where there are fewer."""
         return min(self._of_epoch[epoch].batch, self.images)
 
+    def cut(self) -> str | None:
+        """What to tell of batches that are larger than the training set; None where there are none."""
+        larger = [f"batch={phase.batch}" for phase in self.phases if phase.batch > self.images]
+        if not larger:
+            return None
+        return f"{', '.join(larger)}: there are {self.images} training images, and a step takes all of them"
+
     def size(self, epoch: int) -> int:
         """Pixels of a side of its images."""
         return self._of_epoch[epoch].image_size

@@ -1,7 +1,8 @@
 """DATASETS: an image set = a loader and the settings it brings, one frozen row each."""
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,12 +232,21 @@ def load_dataset(
     if not row.needs_root:
         return row.load(None)
     # The first place given is the only one read: falling back past a mistyped folder would hide the mistake.
-    variable = os.environ.get(ROOT_VARIABLE)
-    folder = data_folder(root)
+    with naming_the_folder(root):
+        return row.load(data_folder(root), **options)
+
+
+@contextlib.contextmanager
+def naming_the_folder(root: str | Path | None) -> Iterator[None]:
+    """Add to an error where its folder comes from, if nobody has named it and it is not there."""
     try:
-        return row.load(folder, **options)
+        yield
     except InputError as error:
+        folder = data_folder(root)
         if root or folder.is_dir():
             raise
+        variable = os.environ.get(ROOT_VARIABLE)
         origin = f"set by {ROOT_VARIABLE}" if variable else f"the default, as {ROOT_VARIABLE} is not set"
-        raise InputError(f"{error} (the folder {folder} is {origin}; root=FOLDER names another)") from None
+        raise InputError(
+            f"{error} (the folder {folder} is {origin}; root=FOLDER or --root FOLDER names another)"
+        ) from None

@@ -8,6 +8,7 @@ from elle.data.phases import Timetable
 from elle.data.resident import Resident
 from elle.data.streaming import Streaming
 from elle.engine.ranks import Ranks
+from elle.errors import InputError
 
 
 class Batches:
@@ -25,8 +26,12 @@ class Batches:
     ) -> None:
         self.data, self.timetable, self.ranks = data, timetable, ranks
         self.accumulate, self.seed, self.replays = accumulate, seed, replays
-        for epoch in range(timetable.epochs):
-            ranks.share(timetable.batch(epoch), accumulate)  # refused now, not when its phase begins
+        try:
+            for epoch in range(timetable.epochs):
+                ranks.share(timetable.batch(epoch), accumulate)  # refused now, not when its phase begins
+        except InputError as problem:
+            cut = timetable.cut()
+            raise InputError(f"{cut}; {problem}" if cut else str(problem)) from None
         self._order: tuple[int, Tensor] | None = None
         self.enter(0)
 

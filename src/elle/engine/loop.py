@@ -154,6 +154,8 @@ class Run:
         self.watcher.started(self.config, self.last_step, self.done)
         if found := described(self.images, given(self.config.validation)):
             self.watcher.said(found)
+        if cut := self.timetable.cut():
+            self.watcher.said(cut)
         if not self.history and self.done == 0:
             self.rewrite()
             self.guard.start()

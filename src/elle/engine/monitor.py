@@ -191,7 +191,8 @@ class Monitor:
         reading = self.readings[-1]
         if self.condition == "divergence":
             return None
-        words = f"the training loss is {reading['loss']} and the probe's error {reading['error']}: not finite"
+        loss = "not either" if reading["loss"] is None else f"{reading['loss']:.3g}"
+        words = f"E_lin on the probe is not finite; the training loss is {loss}"
         return Verdict("divergence", reading["step"], reading["step"], words, "high")
 
     def _collapsed(self, fall: list[Reading], low: list[bool]) -> Verdict | None:

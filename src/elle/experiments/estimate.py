@@ -23,6 +23,8 @@ _SPEEDS = {
     "wide-resnet-28-10": _Speed(4.14, 3.56),
     "resnet50": _Speed(8.81, 6.87),
 }
+_FILES_SIZE = 224
+"""Pixels a side of image files, where a run names no size: that of ResNet50's speed."""
 _IMAGES = {
     "cifar10": (50_000, 10_000),
     "cifar100": (50_000, 10_000),
@@ -53,5 +55,12 @@ def _seconds(config: Config) -> float:
     seen = max(0, train - (config.validation or 0)) * (config.epochs or 0)
     if config.max_steps is not None:
         seen = min(seen, config.max_steps * (config.batch or 0))
-    evaluated = sum(_EVALUATION.get(name.strip(), 0) for name in config.final.split(","))
+    if config.phases:
+        step *= sum(phase.epochs * _area(phase.image_size) for phase in config.phases) / (config.epochs or 1)
+    evaluated = sum(_EVALUATION.get(name.strip(), 0) for name in config.final.split(",")) * _area(config.image_size)
     return step / 1000 * seen / 128 + evaluated * test * speed.step / _SPEEDS["preact-resnet18"].step
+
+
+def _area(image_size: int | None) -> float:
+    """What an image of that size costs, of one of the size that the speeds are for."""
+    return 1.0 if image_size is None else (image_size / _FILES_SIZE) ** 2
