@@ -9,6 +9,7 @@ from elle.data.resident import Resident
 from elle.data.sources import Split
 from elle.engine.runtime import GraphedStep, autocast, prepare_device
 from elle.engine.step import RECORDED, Step
+from elle.errors import InputError
 from elle.methods import METHODS, configured
 from elle.models.registry import build_model
 from tests.gpu.waiting import without_waiting
@@ -98,6 +99,16 @@ def test_a_captured_step_draws_new_random_numbers_at_each_replay():
         run(torch.arange(64, device=DEVICE))
     errors = step.records[4:12, RECORDED.index("error")].cpu()
     assert len(errors.unique()) == 8
+
+
+def test_a_network_that_waits_for_the_device_is_refused_before_a_capture():
+    step = make_step("n-fgsm", "fp16")
+    step.model.register_forward_pre_hook(lambda _, given: float(given[0].min()) and None)
+    run = GraphedStep(step, 64, DEVICE)
+    with pytest.raises(InputError, match="train with compile=off"):
+        losses(step, run, 4)
+    assert len(torch.rand(8, device=DEVICE).unique()) == 8  # a failed capture would have spoilt the generator
+    assert torch.cuda.get_sync_debug_mode() == 0
 
 
 @pytest.mark.parametrize("method", METHODS)

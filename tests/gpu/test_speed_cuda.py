@@ -48,7 +48,7 @@ def test_both_graphs_are_used_and_each_where_the_weight_says(precision):
     run = LeavingOut(step, lambda form: GraphedStep(form, 64, DEVICE))
     rows = losses(step, run, 40)
     assert set(run.forms) == {"trained", "measured"}
-    assert all(form.graph is not None for form in run.forms.values())
+    assert all(form.captured.graph is not None for form in run.forms.values())
     weight = rows[:, RECORDED.index("weight")]
     assert ((weight == 0) | (weight >= 0.3 * 100)).all()
     assert rows[:, RECORDED.index("loss")].isfinite().all()

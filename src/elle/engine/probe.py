@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from elle.core.attacks import Norm, SignStep
 from elle.core.linearity import Linearity
 from elle.engine.monitor import Monitor, Reading, Verdict
+from elle.evaluation.capture import Captured
 from elle.evaluation.mode import evaluation_mode, is_wrong
 
 IMAGES = 128
@@ -134,33 +136,18 @@ class CollapseMonitor(Monitor):
 
 
 class GraphedLook:
-    """A look captured in a CUDA graph at its second call; the host then launches one thing instead of thousands."""
+    """A look captured in a CUDA graph at its second call; it then belongs to one network, in its mode and precision."""
 
     def __init__(self, measure: Callable[[nn.Module], Tensor], device: torch.device) -> None:
-        self.measure = measure
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.numbers: Tensor | None = None
-        """Where the graph leaves its result; from the first call on there is one."""
+        self.measure, self.device = measure, device
+        self.work: Captured[Tensor] | None = None
 
     @property
     def captured(self) -> bool:
-        return self.graph is not None
+        return self.work is not None and self.work.graph is not None
 
     def __call__(self, model: nn.Module) -> Tensor:
-        """What `measure` finds; a captured look has the model's mode and precision in it."""
-        if self.numbers is None:
-            # Capture wants the libraries initialised and their workspaces allocated on the stream that it records.
-            self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream):
-                self.numbers = self.measure(model)
-            torch.cuda.current_stream().wait_stream(self.stream)
-            return self.numbers
-        if self.graph is None:
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may speak to the device meanwhile: the one that watches over the ranks' messages does.
-            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-                self.numbers = self.measure(model)
-            self.graph = graph
-        self.graph.replay()
-        return self.numbers
+        """What `measure` finds."""
+        if self.work is None:
+            self.work = Captured(functools.partial(self.measure, model), self.device, eager=1)
+        return self.work()

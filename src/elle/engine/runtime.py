@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from elle.errors import InputError
+from elle.evaluation.capture import CannotCapture, Captured
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 AUTOCAST: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -59,38 +60,23 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
 
 
 class GraphedStep:
-    """A step captured in one CUDA graph after a few real, eager steps; a replay costs the host microseconds.
-
-    The step reads its batch from a fixed index tensor and keeps all its state in tensors, so replaying it is
-    training. Random numbers advance between replays: torch registers the device's generator with the graph.
-    """
+    """A training step captured in one CUDA graph; it reads its batch from a fixed index tensor."""
 
     WARM_UP = 3
 
     def __init__(self, step: Callable[[Tensor], None], batch: int, device: torch.device) -> None:
-        self.step = step
         self.index = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.eager_steps = 0
+        self.captured = Captured(lambda: step(self.index), device, self.WARM_UP)
 
     def __call__(self, index: Tensor) -> None:
         self.index.copy_(index)
-        if self.graph is not None:
-            self.graph.replay()
-            return
-        # Capture wants a stream that is not the default one, and the same allocations to have been made on it.
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            self.step(self.index)
-        torch.cuda.current_stream().wait_stream(self.stream)
-        self.eager_steps += 1
-        if self.eager_steps == self.WARM_UP:
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may speak to the device meanwhile: the one that watches over the ranks' messages does.
-            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-                self.step(self.index)
-            self.graph = graph
+        try:
+            self.captured()
+        except CannotCapture:
+            raise InputError(
+                "the network waits for the GPU within a step (its forward reads a value off a tensor, as float(x) or "
+                "an if does), which a CUDA graph cannot hold; train with compile=off"
+            ) from None
 
 
 @contextlib.contextmanager

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -18,6 +16,7 @@ from torch import Tensor
 from elle.evaluation.autoattack.norms import Norm, per_image, settled
 from elle.evaluation.autoattack.objectives import violation
 from elle.evaluation.autoattack.oracle import Oracle
+from elle.evaluation.capture import Captured
 
 _GRAPH_SHRINKS_BY = 4
 _WORTH_A_LOOK = 0.25
@@ -166,48 +165,4 @@ def _stepper(attack: Attack, rows: Any, graph: bool) -> Callable[[], None]:
     def step() -> None:
         attack.step(rows)
 
-    return _Graphed(step, rows.x.device) if graph and rows.x.device.type == "cuda" else step
-
-
-class _Graphed:
-    """A step captured in a CUDA graph after three real, eager ones, on a stream of its own as capture wants.
-
-    The last eager one must not wait for the device: an error then is harmless, while one within a capture leaves
-    torch's generator and allocator as if the capture went on.
-    """
-
-    _WARM_UP = 3
-
-    def __init__(self, step: Callable[[], None], device: torch.device) -> None:
-        self.step = step
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.eager_steps = 0
-
-    def __call__(self) -> None:
-        if self.graph is None and self.eager_steps == self._WARM_UP:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=self.stream):
-                self.step()
-        if self.graph is not None:
-            self.graph.replay()
-            return
-        self.stream.wait_stream(torch.cuda.current_stream())
-        checked = _waiting_refused() if self.eager_steps == self._WARM_UP - 1 else contextlib.nullcontext()
-        with torch.cuda.stream(self.stream), checked:
-            self.step()
-        torch.cuda.current_stream().wait_stream(self.stream)
-        self.eager_steps += 1
-
-
-@contextlib.contextmanager
-def _waiting_refused() -> Iterator[None]:
-    """Within it whatever waits for the device is a RuntimeError."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the mode a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+    return Captured(step, rows.x.device) if graph and rows.x.device.type == "cuda" else step
