@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from elle.data.cores import usable_cores
 from elle.data.folder import FolderSplit, decode, index_folder
 from elle.data.registry import data_folder, find_dataset, load_dataset, naming_the_folder
 from elle.data.sources import Split
@@ -77,7 +77,7 @@ def _images(split: Split) -> Iterator[Item]:
 def _files(split: FolderSplit) -> Iterator[Item]:
     """The files in order, read by a thread for each core: decoding and hashing leave Python's lock alone."""
     labels = split.y.tolist()
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         for first in range(0, len(split), _CHUNK):  # not all at once: each waits in memory until it is counted
             chunk = slice(first, first + _CHUNK)
             yield from pool.map(_file, split.paths[chunk], labels[chunk])

@@ -18,6 +18,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from elle.data.cache import Cached, ResizeCache
+from elle.data.cores import usable_cores
 from elle.data.decoding import DRAWS, Box, OpenImage, Pixels, centre_box, pixel_box, random_box, resize
 from elle.data.folder import FolderSplit
 from elle.errors import InputError, WorkError
@@ -118,7 +119,7 @@ def draws(seed: int, epoch: int, first: int, count: int) -> npt.NDArray[np.float
 
 def usable_workers(wanted: int | None) -> int:
     """As many workers as are wanted, or as there are cores to use, less the one that the training itself needs."""
-    return wanted if wanted is not None else max(1, len(os.sched_getaffinity(0)) - 1)
+    return wanted if wanted is not None else max(1, usable_cores() - 1)
 
 
 def made_by_workers(

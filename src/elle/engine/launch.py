@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from elle.config import Config
+from elle.data.cores import usable_cores
 from elle.engine.ranks import LOST
 from elle.errors import REASONS, InputError, Interrupted, WorkError
 
@@ -60,7 +61,7 @@ def launch_ranks(config: Config, arguments: list[str]) -> bool:
 
 
 def _threads_each(devices: int) -> int:
-    return max(1, len(os.sched_getaffinity(0)) // devices)
+    return max(1, usable_cores() // devices)
 
 
 def _reason(folder: Path, codes: dict[int, int]) -> InputError | WorkError:
