@@ -195,7 +195,7 @@ class Step:
         method = self.method
         if method.regulariser is None or method.weight is None or penalty == "left out":
             return None
-        with torch.set_grad_enabled(penalty == "trained"), recomputed(self.blocks):
+        with torch.set_grad_enabled(penalty == "trained"), recomputed(self.model, self.blocks):
             return method.regulariser(self.model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
 
     def _second_order(self) -> contextlib.AbstractContextManager[None]:
