@@ -23,10 +23,10 @@ every_row = pytest.mark.parametrize("name", METHODS)
 def backward(method, model, x, y, state=None, eps=EPS):
     """The passes of one training step, as the engine makes them: the total loss and the rule's new state."""
     if method.replays > 1:
-        x_adv = method.attack.points(x, torch.zeros_like(x))
+        x_adv, loss = method.attack.points(x, torch.zeros_like(x)), method.loss
     else:
-        x_adv = x if method.attack is None else method.attack(model, x, y, eps)
-    total, logits = method.loss(model, x, y, x_adv, eps, WHEN)
+        x_adv, loss = method.attacked(model, x, y, eps)
+    total, logits = loss(model, x, y, x_adv, eps, WHEN)
     assert logits.shape[0] == len(x)
     if method.regulariser is not None:
         error = method.regulariser(model, x, y, eps).mean()
@@ -424,6 +424,28 @@ def test_gradalign_is_finite_where_a_gradient_is_zero():
     loss, _ = backward(METHODS["gradalign"], model, *images(8))
     assert math.isfinite(loss)
     assert gradient(model).isfinite().all()
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_gradalign_takes_the_gradient_at_the_image_once_and_loses_nothing(norm):
+    method, (x, y) = configured("gradalign", norm=norm), images(16)
+    outcomes, forwards = [], []
+    for attacked in (method.attacked, lambda *images: (method.attack(*images), method.loss)):
+        model = conv_net()
+        torch.manual_seed(2)
+        x_adv, loss = attacked(model, x, y, EPS)
+        total, _ = loss(model, x, y, x_adv, EPS)
+        total.backward()
+        outcomes.append((x_adv, total, gradient(model)))
+        forwards.append(int(model[1].num_batches_tracked))
+    assert forwards == [3, 4]
+    torch.testing.assert_close(*outcomes, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("fields", [{"noise": 1}, {"steps": 2}, {"agree": 3}, {"eval_mode": True}, {"objective": "kl"}])
+def test_gradalign_takes_its_own_gradient_where_the_attack_s_is_another(fields):
+    method = configured("gradalign", options={"attack": fields})
+    assert method.attacked(conv_net(), *images(4), EPS)[1] is method.loss
 
 
 @pytest.mark.parametrize("name", ["trades", "trades-single"])

@@ -6,9 +6,10 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from elle.core.attacks import Replay, SignStep, in_eval_mode
 from elle.core.controller import Constant, OnOff
@@ -105,6 +106,20 @@ class Method:
         """How many steps in a row train on one batch."""
         return self.attack.replays if isinstance(self.attack, Replay) else 1
 
+    def attacked(self, model: nn.Module, x: Tensor, y: Tensor, eps: float | Tensor) -> tuple[Tensor, Loss]:
+        """The points to train at, and the loss there; not for a perturbation that is replayed.
+
+        GradAlign's attack goes up the gradient that its penalty holds constant: it is computed once, as by its authors.
+        """
+        assert not isinstance(self.attack, Replay)
+        if self.attack is None:
+            return x, self.loss
+        if isinstance(self.loss, Penalised) and self.loss.penalty is gradient_misalignment and self.attack.at_image:
+            gradient = input_gradient(model, x, y)
+            x_adv = self.attack.next_point(x, gradient.nan_to_num(), x, eps)
+            return x_adv, dataclasses.replace(self.loss, penalty=partial(gradient_misalignment, gradient=gradient))
+        return self.attack(model, x, y, eps), self.loss
+
     def check(self, model: nn.Module) -> None:
         """InputError where it cannot train this network."""
         if isinstance(self.loss, LatentStep):
@@ -176,7 +191,7 @@ _ROWS = [
         "gradalign",
         "2007.02617",
         SignStep(clip=True),
-        Cost(4, 5, 2),
+        Cost(3, 4, 2),
         Penalised(gradient_misalignment, 0.2),
         published=gradalign_weight,
         needs=_DOUBLE,

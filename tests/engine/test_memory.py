@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elle.data.resident import Resident
@@ -13,6 +14,7 @@ from elle.engine.recomputing import blocks_to_recompute
 from elle.engine.step import Step
 from elle.errors import InputError
 from elle.methods import METHODS, configured
+from elle.models.registry import build_model
 from elle.models.residual import PreActResNet, ResNet
 from tests.engine.test_step import parameters
 
@@ -73,14 +75,58 @@ def peak_activations(step):
     return footprint.peak
 
 
-def test_it_takes_at_most_1_3_times_the_memory_of_fgsm():
+def test_it_takes_less_than_1_25_times_the_memory_of_fgsm():
     # As many images as make activations outweigh weights, as they do in training.
     fgsm, plain, low = (
         peak_activations(make_step(method, memory, network=lambda: narrow(16), batch=24, size=32))
         for method, memory in (("fgsm", "auto"), ("elle", "auto"), ("elle", "low"))
     )
-    assert low < 1.3 * fgsm
+    assert low < 1.25 * fgsm
     assert plain > 3 * fgsm
+
+
+class Uncomputed(Step):
+    """A step on tensors that have shapes but no values, where an update cannot ask whether a gradient is finite."""
+
+    def _update(self):
+        pass
+
+
+class Shapes:
+    def __init__(self, images):
+        self.images = images
+
+    def __len__(self):
+        return self.images
+
+    def batch(self, index):
+        return torch.rand(self.images, *SHAPE), torch.zeros(self.images, dtype=torch.int64)
+
+
+def peak_of_shapes(method, memory):
+    """What a step in half precision holds of the network and the batch that are trained on a GPU."""
+    with FakeTensorMode():
+        step = Uncomputed(
+            build_model("preact-resnet18", SHAPE, 10).train(),
+            configured(method),
+            Shapes(128),
+            eps=8 / 255,
+            momentum=0.0,
+            weight_decay=0.0,
+            precision="fp16",
+            steps_per_epoch=4,
+            total_steps=4,
+            memory=memory,
+        )
+        return peak_activations(step)
+
+
+def test_so_it_does_in_half_precision_at_full_size(monkeypatch):
+    sgd = torch.optim.SGD  # whose check of the rate wants a value
+    monkeypatch.setattr(torch.optim, "SGD", lambda groups, lr, **others: sgd(groups, lr=0.1))
+    fgsm = peak_of_shapes("fgsm", "auto")
+    assert 290 < fgsm / 2**20 < 310  # 303 to 311 on a GPU
+    assert peak_of_shapes("elle", "low") < 1.25 * fgsm
 
 
 class CountedConvolutions(TorchDispatchMode):
@@ -120,7 +166,7 @@ def test_peak_bytes_are_those_alive_at_one_time():
 def test_the_network_is_left_as_it_was():
     step = make_step("elle", "low")
     after_one_step(step)
-    assert all("forward" not in vars(module) for module in step.model.modules())
+    assert not any({"forward", "layer", "stem"} & set(vars(module)) for module in step.model.modules())
     layers = [module for module in step.model.modules() if isinstance(module, nn.BatchNorm2d)]
     assert all((layer.momentum, int(layer.num_batches_tracked)) == (0.1, 3) for layer in layers)
 

@@ -44,13 +44,21 @@ def make_step(method, precision="fp32", memory="auto", options=None, steps=40):
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_both_graphs_are_used_and_each_where_the_weight_says(precision):
-    step = make_step("elle-a", precision, options=LAZY)
+    # Errors so far from their mean as to make the weight jump do not occur; it is set, and decays.
+    rule = LAZY["weight"] | {"decay": 0.8, "sensitivity": 1e6}
+    step = make_step("elle-a", precision, options={"weight": rule})
+    step.rule["weight"].fill_(100.0)
     run = LeavingOut(step, lambda form: GraphedStep(form, 64, DEVICE))
-    rows = losses(step, run, 40)
+    losses(step, run, 12)
+    # To a history of errors far below any that there are, the next is a jump.
+    step.rule["mean"].fill_(-1000.0)
+    step.rule["spread"].zero_()
+    losses(step, run, 4)
     assert set(run.forms) == {"trained", "measured"}
     assert all(form.captured.graph is not None for form in run.forms.values())
-    weight = rows[:, RECORDED.index("weight")]
-    assert ((weight == 0) | (weight >= 0.3 * 100)).all()
+    rows = step.records[:16].cpu()
+    expected = torch.tensor([100.0 * 0.8**k for k in range(6)] + 7 * [0.0] + [100.0, 80.0, 64.0])
+    torch.testing.assert_close(rows[:, RECORDED.index("weight")], expected)
     assert rows[:, RECORDED.index("loss")].isfinite().all()
 
 

@@ -200,7 +200,7 @@ def test_low_memory_computes_the_same_anew_and_moves_the_statistics_once(fused):
     model = small_network()
 
     def recomputing(model, x):
-        with recomputed(list(model.blocks)):
+        with recomputed(model, list(model.blocks)):
             return model(x)
 
     expected = outcome(model, image(), recomputing)

@@ -74,6 +74,12 @@ class SignStep:
                 x_adv = self.next_point(x_adv, _gradient(model, x_adv, target), x, eps, t)
         return x_adv
 
+    @property
+    def at_image(self) -> bool:
+        """Whether all that it asks of the model is the gradient of the cross-entropy at x, in the mode it is in."""
+        own_mode = self.objective == "cross-entropy" and not self.eval_mode
+        return own_mode and self.steps == self.agree == 1 and not self.noise
+
     def first_point(self, x: Tensor, eps: float | Tensor) -> Tensor:
         """Where the steps begin: at random in the ball, or x itself where there is no noise."""
         return self._inside(self._started(x, eps), x, eps) if self.noise else x

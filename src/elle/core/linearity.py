@@ -223,13 +223,19 @@ def input_gradient(model: Model, x: Tensor, y: Tensor, differentiable: bool = Fa
 
 
 def gradient_misalignment(
-    model: Model, x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf", differentiable: bool = False
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    eps: float | Tensor,
+    norm: Norm = "linf",
+    differentiable: bool = False,
+    gradient: Tensor | None = None,
 ) -> Tensor:
     """1 - cos(grad L(x), grad L(x + eta)), eta ~ Unif(ball) (Eq. 5, GradAlign); NaN where a gradient is 0.
 
-    The first gradient is a constant for differentiation, as in GradAlign's own code.
+    The first gradient is a constant for differentiation, as in GradAlign's own code; `gradient`, where it is known.
     """
-    g = input_gradient(model, x, y).flatten(1).double()
+    g = (input_gradient(model, x, y) if gradient is None else gradient).flatten(1).double()
     h = input_gradient(model, x + uniform_in_ball(x, eps, norm), y, differentiable).flatten(1).double()
     lengths = g.square().sum(1) * h.square().sum(1)
     undefined = lengths == 0

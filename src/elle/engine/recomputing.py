@@ -7,10 +7,11 @@ its batch statistics are the same, and the running ones move at the first comput
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -18,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from elle.errors import InputError
 from elle.methods import Method
-from elle.models.residual import PreActBlock
+from elle.models.residual import PreActBlock, PreActResNet
 
 _RANDOM = ("DropPath", "StochasticDepth")
 """Layers of others that draw numbers, by the name of their class."""
@@ -49,42 +50,60 @@ def _inner(module: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextlib.contextmanager
-def recomputed(blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """Within it, a forward of these blocks keeps their inputs only."""
+def recomputed(model: nn.Module, blocks: Collection[nn.Module]) -> Iterator[None]:
+    """Within it, a forward of these blocks of the model keeps their inputs only."""
+    if blocks:
+        # Of a half-precision copy made before the forward, the gradient would be held until the backward's very end.
+        torch.clear_autocast_cache()
+    networks = [module for module in model.modules() if isinstance(module, PreActResNet)]
+    first = {network.blocks[0]: network for network in networks}
     with contextlib.ExitStack() as stack:
         for block in blocks:
             whole = block.forward
             if isinstance(block, PreActBlock):
                 whole = partial(_by_layers, block, whole)
-            stack.enter_context(_keeping_inputs(block, "forward", whole))
+            if block in first:
+                # The stem's output is as large as a block's: kept are the images, and the block begins with the stem.
+                whole = partial(_one_after_the_other, first[block].stem, whole)
+                stack.enter_context(_instead(first[block], "stem", _as_it_is))
+            stack.enter_context(_instead(block, "forward", _keeping_inputs(block, whole)))
         yield
 
 
 def _by_layers(block: PreActBlock, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """A block of which each layer keeps its input only: of one being computed anew, not all is there together."""
-    with _keeping_inputs(block, "layer", block.layer):
+    with _instead(block, "layer", _keeping_inputs(block, block.layer)):
         return forward(x)
 
 
+def _one_after_the_other(stem: Callable[[Tensor], Tensor], block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return block(stem(x))
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def _keeping_inputs(block: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
+    """This function of the block, computed anew from its inputs in the backward."""
+    # Nothing draws random numbers here, and a CUDA graph cannot capture a change of their state.
+    return partial(
+        checkpoint,
+        function,
+        use_reentrant=False,
+        preserve_rng_state=False,
+        context_fn=lambda: (contextlib.nullcontext(), _still_statistics(block)),
+    )
+
+
 @contextlib.contextmanager
-def _keeping_inputs(block: nn.Module, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Within it, the block's method `name` is this function, computed anew from its inputs in the backward."""
-
-    def recomputable(*inputs: Any) -> Any:
-        # Nothing draws random numbers here, and a CUDA graph cannot capture a change of their state.
-        return checkpoint(
-            function,
-            *inputs,
-            use_reentrant=False,
-            preserve_rng_state=False,
-            context_fn=lambda: (contextlib.nullcontext(), _still_statistics(block)),
-        )
-
-    setattr(block, name, recomputable)
+def _instead(module: nn.Module, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Within it, the module's method `name` is this function."""
+    setattr(module, name, function)
     try:
         yield
     finally:
-        delattr(block, name)  # its class's again
+        delattr(module, name)  # its class's again
 
 
 @contextlib.contextmanager

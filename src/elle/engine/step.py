@@ -184,10 +184,10 @@ class Step:
         method, model = self.method, self.model
         if isinstance(method.attack, Replay):
             assert delta is not None
-            x_adv = method.attack.points(x, delta)
+            x_adv, objective = method.attack.points(x, delta), method.loss
         else:
-            x_adv = x if method.attack is None else method.attack(model, x, y, self.eps)
-        loss, logits = method.loss(model, x, y, x_adv, self.eps, (self.done, self.done / self.total_steps))
+            x_adv, objective = method.attacked(model, x, y, self.eps)
+        loss, logits = objective(model, x, y, x_adv, self.eps, (self.done, self.done / self.total_steps))
         return loss, logits, x_adv
 
     def _error(self, x: Tensor, y: Tensor, x_adv: Tensor, logits: Tensor, penalty: Penalty) -> Tensor | None:
@@ -195,7 +195,7 @@ class Step:
         method = self.method
         if method.regulariser is None or method.weight is None or penalty == "left out":
             return None
-        with torch.set_grad_enabled(penalty == "trained"), recomputed(self.blocks):
+        with torch.set_grad_enabled(penalty == "trained"), recomputed(self.model, self.blocks):
             return method.regulariser(self.model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
 
     def _second_order(self) -> contextlib.AbstractContextManager[None]:

@@ -167,11 +167,16 @@ class PreActResNet(nn.Module):
         self.activation = activation()
 
     def forward(self, x: Tensor) -> Tensor:
-        out, skip = self._summands(self.pool(self.conv(x)))
+        out, skip = self._summands(self.stem(x))
         out, _ = sum_norm_act(self.bn, self.activation, out, skip)
         out = F.adaptive_avg_pool2d(out, 1).flatten(1)
         logits: Tensor = self.linear(out)
         return logits
+
+    def stem(self, x: Tensor) -> Tensor:
+        """What the first block reads."""
+        out: Tensor = self.pool(self.conv(x))
+        return out
 
     def _summands(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The two whose sum is the last block's output: each block leaves its sum to the BatchNorm that reads it.
