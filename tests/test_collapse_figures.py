@@ -30,3 +30,17 @@ def test_the_summary_adds_up_the_runs(monkeypatch):
     assert import_module("detection").summary(MEASURED["runs"]) == MEASURED["summary"]
     set_on = import_module("detection_runs").SET_ON
     assert all(run["held_out"] == (run["run"] not in set_on) for run in MEASURED["runs"])
+
+
+def test_the_figures_of_recovery_are_what_was_measured():
+    (file,) = (ROOT / "benchmarks" / "results").glob("recovery-*.json")
+    runs = {run["run"]: run for run in json.loads(file.read_text())["runs"]}
+    page, readme = ((ROOT / name).read_text() for name in ("docs/collapse.md", "README.md"))
+    plain = runs["plain-8-255"]
+    assert f"{100 * plain['accuracy']['pgd-20']:.1f} % | {100 * plain['accuracy']['clean']:.1f} % |" in page
+    for name in ("rollback-8-255", "rollback-16-255"):
+        multi, clean = (f"{100 * runs[name]['accuracy'][attack]:.1f} %" for attack in ("pgd-20", "clean"))
+        seconds, times = runs[name]["train_seconds"], runs[name]["train_seconds"] / plain["train_seconds"]
+        assert f"**{multi}** | {clean} | {seconds:.1f} ({times:.2f} times) |" in page
+        assert multi in readme
+    assert f"{runs['rollback-8-255']['train_seconds'] / plain['train_seconds']:.2f} times its time" in readme
