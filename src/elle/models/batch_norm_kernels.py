@@ -85,7 +85,7 @@ def _affine(x, mean, rstd, weight, bias):
 
 @triton.jit
 def _rstd(spread, eps):
-    """1 / sqrt(variance + eps) where eps is given; otherwise `spread` is that already."""
+    """1 / sqrt(variance + eps) where eps is given; otherwise `spread` is already that."""
     if eps is not None:
         spread = 1.0 / tl.sqrt_rn(spread + eps)
     return spread
@@ -237,7 +237,7 @@ def write_normalised(
 ):  # fmt: skip
     """y = w xhat + b of x, or of x + before; plus `after` where there is one, and behind a ReLU if asked.
 
-    x + before is written to `total` if given. `spread` is the variance where eps is given, else 1 / sqrt(variance + eps).
+    x + before is written to `total` if given. `spread` is the variance where eps is given, else already the rstd.
     """
     column, inside = _channels(channels, columns)
     place, known = _tile(channels, count, column, inside, rows)
