@@ -87,17 +87,32 @@ def _affine(x, mean, rstd, weight, bias):
 def _rstd(spread, eps):
     """1 / sqrt(variance + eps) where eps is given; otherwise `spread` is already that."""
     if eps is not None:
-        spread = 1.0 / tl.sqrt_rn(spread + eps)
+        spread = tl.rsqrt(spread + eps)
     return spread
 
 
 @triton.jit
-def _merged(mean, square, size):
-    """Mean, sum of squared distances from it and size of all rows together, of those of each."""
-    whole = tl.sum(size, 0)
-    centre = tl.sum(mean * size[:, None], 0) / whole
-    away = mean - centre[None, :]
-    return centre, tl.sum(square + size[:, None] * away * away, 0), whole
+def _both(first, second):
+    """The sums over the rows of two tiles, by one reduction: its barriers are what it costs."""
+    return tl.split(tl.sum(tl.join(first, second), 0))
+
+
+@triton.jit
+def _added_distances(distance, square, size):
+    """What rows add to the sum and to the sum of squares of all distances from one value.
+
+    Of each row: how far its mean is from that value, its squared distances from its mean, and how many values it has.
+    """
+    size = size[:, None]
+    return _both(size * distance, square + size * distance * distance)
+
+
+@triton.jit
+def _settled(pivot, total, square, count):
+    """The mean, and the sum of squared distances from it, by sums of `count` distances from the pivot."""
+    step = total / count
+    # Rounding may leave equal values with a little less than nothing.
+    return pivot + step, tl.maximum(square - total * step, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -107,23 +122,21 @@ def _merge_statistics(
 ):  # fmt: skip
     """mean and rstd of partial[2, parts, channels], means and sums of squared distances from them; the buffers move."""
     column, inside = _channels(channels, columns)
-    centre = tl.zeros([columns], tl.float32)
+    # Past the first cache, which another program's writes do not reach.
+    pivot = tl.load(partial + column, mask=inside, other=0.0, cache_modifier=".cg")
+    total = tl.zeros([columns], tl.float32)
     square = tl.zeros([columns], tl.float32)
     for start in range(0, parts, PARTS_AT_ONCE):
         part = start + tl.arange(0, PARTS_AT_ONCE)
         known = (part < parts)[:, None] & inside[None, :]
         place = part[:, None] * channels + column[None, :]
-        # Past the first cache, which another program's writes do not reach.
         means = tl.load(partial + place, mask=known, other=0.0, cache_modifier=".cg")
         squares = tl.load(partial + parts * channels + place, mask=known, other=0.0, cache_modifier=".cg")
         size = tl.where(part < parts, tl.minimum(rows_a_part, count - part * rows_a_part), 0).to(tl.float32)
-        mean_here, square_here, here = _merged(means, squares, size)
-        # Of what was merged before and of these (Chan, Golub and LeVeque, 1983).
-        before = (start * rows_a_part).to(tl.float32)
-        step = mean_here - centre
-        share = here / (before + here)
-        centre += step * share
-        square += square_here + step * step * (before * share)
+        total_here, square_here = _added_distances(means - pivot[None, :], squares, size)
+        total += total_here
+        square += square_here
+    centre, square = _settled(pivot, total, square, count)
     tl.store(mean + column, centre, mask=inside)
     tl.store(rstd + column, _rstd(square / count, eps), mask=inside)
     old = tl.load(running_mean + column, mask=inside, other=0.0)
@@ -143,12 +156,14 @@ def add_statistics(
 ):  # fmt: skip
     """The statistics of x, or of total = x + addend, which is written.
 
-    Each place adds up distances d from the first of its n values, and their squares. The square of that value's own
-    distance from the mean is at most n times the variance, as it is one of the values, and on average once: so
-    sum(d^2) - sum(d)^2 / n loses at most log2(n + 1) bits, on average one, however far the mean is from 0.
+    Each place adds up distances d from the first of its n values, and their squares; the places are then added up in
+    the same way, by distances from the first value of all. The square of such a value's own distance from the mean
+    is at most n times the variance, as it is one of the values, and on average once: so sum(d^2) - sum(d)^2 / n
+    loses at most log2(n + 1) bits, on average one, however far the mean is from 0.
     """
     column, inside = _channels(channels, columns)
     first, end = _part(count, rows_a_part)
+    pivot = _summed(x, addend, first * channels + column, inside)
     start_place, _, start_known = _chunk(first, end, channels, column, inside, rows, 1)
     shift = _summed(x, addend, start_place, start_known)
     sums = tl.zeros([rows, columns], tl.float32)
@@ -163,10 +178,10 @@ def add_statistics(
         sums += tl.sum(away, 0)
         squares += tl.sum(away * away, 0)
     size = tl.cdiv(tl.maximum(end - first - tl.arange(0, rows), 0), rows).to(tl.float32)
-    step = sums / tl.maximum(size, 1.0)[:, None]
-    # Rounding may leave a place of equal values with a little less than nothing.
-    squares = tl.maximum(squares - sums * step, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    centre, square, _ = _merged(tl.sum(shift, 0) + step, squares, size)
+    step = sums * (1.0 / tl.maximum(size, 1.0))[:, None]
+    distance = tl.sum(shift, 0) - pivot[None, :] + step
+    sum_here, square = _added_distances(distance, tl.maximum(squares - sums * step, 0.0), size)
+    centre, square = _settled(pivot, sum_here, square, end - first)
     target = partial + tl.program_id(1) * channels + column
     tl.store(target, centre, mask=inside)
     tl.store(target + parts * channels, square, mask=inside)
@@ -190,8 +205,9 @@ def _merge_sums(partial, for_bias, for_weight, channels, parts, columns: tl.cons
         place = part[:, None] * channels + column[None, :]
         of_g = tl.load(partial + place, mask=known, other=0.0, cache_modifier=".cg")
         of_g_xhat = tl.load(partial + parts * channels + place, mask=known, other=0.0, cache_modifier=".cg")
-        sum_g += tl.sum(of_g, 0)
-        g_xhat += tl.sum(of_g_xhat, 0)
+        sum_here, product_here = _both(of_g, of_g_xhat)
+        sum_g += sum_here
+        g_xhat += product_here
     tl.store(for_bias + column, sum_g, mask=inside)
     tl.store(for_weight + column, g_xhat, mask=inside)
 
@@ -222,9 +238,10 @@ def add_gradients(
             here = tl.where(_affine(values, centre, r, w, b) > 0.0, here, 0.0)
         sums += tl.sum(here, 0)
         products += tl.sum(here * (values - centre), 0)  # outside of the array g is 0
+    sum_g, g_xhat = _both(sums, products * r)
     target = partial + tl.program_id(1) * channels + column
-    tl.store(target, tl.sum(sums, 0), mask=inside)
-    tl.store(target + parts * channels, tl.sum(products * r, 0), mask=inside)
+    tl.store(target, sum_g, mask=inside)
+    tl.store(target + parts * channels, g_xhat, mask=inside)
     if _is_last(arrivals, parts):
         _merge_sums(partial, for_bias, for_weight, channels, parts, columns)
         tl.store(arrivals + tl.program_id(0), 0)
@@ -264,8 +281,9 @@ def write_gradient(
     place, known = _tile(channels, count, column, inside, rows)
     centre, r = _of_channels(mean, column, inside), _of_channels(rstd, column, inside)
     w, b = _of_channels(weight, column, inside), _of_channels(bias, column, inside)
-    mean_g = _of_channels(for_bias, column, inside) / count
-    mean_g_xhat = _of_channels(for_weight, column, inside) / count
+    share = 1.0 / count
+    mean_g = _of_channels(for_bias, column, inside) * share
+    mean_g_xhat = _of_channels(for_weight, column, inside) * share
     here = _read(g, place, known)
     values = _read(x, place, known)
     if relu:
