@@ -1,5 +1,6 @@
 """Which layers the fused kernels would take over, and that all others, on a CPU all, do what they always did."""
 
+import contextlib
 import copy
 from types import SimpleNamespace
 
@@ -243,6 +244,18 @@ def test_without_triton_nothing_is_marked(monkeypatch):
     model = small_network()
     use_fused(model)
     assert all(layer.arrivals is None for layer in model.modules() if isinstance(layer, BatchNorm))
+
+
+def test_where_triton_cannot_launch_torch_stays_and_a_warning_says_why(monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("Failed to find C compiler.\nPlease specify one")
+
+    monkeypatch.setattr(batch_norm, "_kernels", lambda: SimpleNamespace(evaluated=fails))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    for name in ("zeros", "ones"):
+        monkeypatch.setattr(torch, name, lambda *size, device=None: torch.empty(size))
+    with pytest.warns(UserWarning, match=r"left to torch: .*\(Failed to find C compiler\.\)"):
+        assert not batch_norm._launchable.__wrapped__(torch.device("cuda"))
 
 
 @pytest.mark.parametrize(("setting", "wanted"), [({}, False), ({"fused": "off"}, False), ({"fused": "auto"}, True)])

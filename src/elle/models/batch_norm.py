@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -44,8 +45,8 @@ def use_fused(model: nn.Module, wanted: bool = True) -> None:
     kernels = _kernels() if wanted else None
     for layer in model.modules():
         if isinstance(layer, BatchNorm):
-            device = layer.weight.device
-            layer.arrivals = None if kernels is None else kernels.arrivals(layer.num_features, device)
+            device, there = layer.weight.device, kernels is not None and _launchable(layer.weight.device)
+            layer.arrivals = kernels.arrivals(layer.num_features, device) if kernels and there else None
 
 
 @contextlib.contextmanager
@@ -133,6 +134,23 @@ def _kernels() -> ModuleType | None:
     return batch_norm_launches
 
 
+@functools.cache
+def _launchable(device: torch.device) -> bool:
+    """Whether a kernel runs there: Triton may be installed without the C compiler that it needs to launch one."""
+    if device.type != "cuda":
+        return True  # marked all the same; a GPU's tensors alone are given to the kernels
+    kernels: Any = _kernels()
+    x, channel = torch.zeros(1, 16, 1, 1, device=device), torch.ones(16, device=device)
+    try:
+        with torch.cuda.device(device):
+            kernels.evaluated(x, channel, channel, channel, channel, 1e-5, relu=True)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        warnings.warn(f"BatchNorm is left to torch: Triton is installed but cannot be used ({reason})", stacklevel=2)
+        return False
+    return True
+
+
 def _fused(
     norm: Any,
     x: Tensor,
@@ -144,8 +162,10 @@ def _fused(
 ) -> tuple[Tensor, Tensor | None]:
     """activation(norm(s) + after), and s = x + before where that is to be kept."""
     function = _Trained if norm.training else _Evaluated
-    addends = (before, after)
-    found: tuple[Tensor, Tensor | None] = function.apply(x, norm.weight, norm.bias, *addends, norm, relu, keep_sum)  # type: ignore[no-untyped-call]
+    given = (x, norm.weight, norm.bias, before, after, norm, relu, keep_sum)
+    # Triton launches where the host is, not where its arguments are.
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, Tensor | None] = function.apply(*given)  # type: ignore[no-untyped-call]
     return found
 
 

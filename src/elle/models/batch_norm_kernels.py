@@ -281,14 +281,15 @@ def write_gradient(
     place, known = _tile(channels, count, column, inside, rows)
     centre, r = _of_channels(mean, column, inside), _of_channels(rstd, column, inside)
     w, b = _of_channels(weight, column, inside), _of_channels(bias, column, inside)
-    share = 1.0 / count
-    mean_g = _of_channels(for_bias, column, inside) * share
-    mean_g_xhat = _of_channels(for_weight, column, inside) * share
+    # Of each channel, so that a value costs two multiplications and additions.
+    share = r * w * (1.0 / count)
+    offset = share * _of_channels(for_bias, column, inside)
+    slope = share * r * _of_channels(for_weight, column, inside)
     here = _read(g, place, known)
     values = _read(x, place, known)
     if relu:
         here = tl.where(_affine(values, centre, r, w, b) > 0.0, here, 0.0)
-    result = (r * w) * (here - mean_g - (values - centre) * r * mean_g_xhat)
+    result = (r * w) * here - (slope * (values - centre) + offset)
     if for_total is not None:
         result += _read(for_total, place, known)
     tl.store(for_x + place, result.to(for_x.dtype.element_ty), mask=known)
