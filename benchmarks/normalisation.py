@@ -1,14 +1,15 @@
-"""Compare BatchNorm, ReLU and sums as GPU kernels of our own with torch's operations: by layer, and by training step.
+"""Compare BatchNorm, ReLU and sums as GPU kernels of our own with torch's operations: by kernel, and by training step.
 
-    python benchmarks/normalisation.py [--models preact-resnet18,wide-resnet-28-10] [--batch 128] [--save]
+    python benchmarks/normalisation.py [--models preact-resnet18,wide-resnet-28-10] [--batch 128] [--steps] [--save]
 
-Whole steps first: FGSM, and of the first network ELLE, with fused=off and fused=auto; GradAlign with the kernels of
-BatchNorm's second derivative (TRITON of src/elle/core/second_order/normalisation.py) and without.
-Then every shape of a BatchNorm of the networks, at the batch and at three times it (ELLE's triplets), forward and
-backward in microseconds, fp16 and channels last: torch's, ours by the table TILES and, for the first network, with the
-best of several tiles, and the least that the bytes moved take at 4.3 TB/s. Each is a CUDA graph of 20 repeats over
-inputs that together do not fit a cache, timed by CUDA events. Last the sums over all BatchNorms of each network, and
-the best tiles for few and for many rows: those belong into TILES, in src/elle/models/batch_norm_kernels.py.
+Every shape of a BatchNorm of the networks, at the batch and at three times it (ELLE's triplets), fp16 and channels
+last: microseconds and TB/s of each kernel by the tables ADDING and WRITING of src/elle/models/batch_norm_launches.py
+and, for the first network, with the best of several tiles; and torch's microseconds for the same forward and backward.
+Each is a CUDA graph of 20 repeats over inputs that together do not fit a cache, timed by CUDA events. Last the sums
+over all BatchNorms of each network, and the best tiles for few and for many rows: those belong into the two tables.
+
+With --steps whole steps besides: FGSM, and of the first network ELLE, with fused=off and fused=auto; GradAlign with the
+kernels of BatchNorm's second derivative (TRITON of src/elle/core/second_order/normalisation.py) and without.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import dataclasses
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,27 +30,49 @@ from elle.core.second_order import normalisation as second_order
 from elle.engine.bench import Setting, milliseconds, step_milliseconds
 from elle.engine.checkpoint import write_json
 from elle.engine.runtime import GraphedStep, pick_device, prepare_device
-from elle.models import batch_norm_kernels as kernels
-from elle.models.batch_norm_kernels import Tiles
+from elle.models import batch_norm_launches as kernels
+from elle.models.batch_norm_launches import Adding, Writing
 from elle.models.registry import MODELS
 
 REPEATS = 20
-BANDWIDTH = 4.3e12
-"""Bytes a second that a copy moves on an H200."""
 BEYOND_CACHE = 2**27
-PASSES = {"relu": (3, 5), "sum, relu": (5, 6)}
-"""Over the activations, read or written, forward and backward; a sum comes with the skip's gradient."""
-CANDIDATES = (
-    Tiles(128, 64, 8, 256),
-    Tiles(128, 64, 8, 256, last_merges=False),
-    Tiles(64, 64, 4, 256),
-    Tiles(64, 64, 8, 512),
-    Tiles(32, 64, 4, 512),
-    Tiles(64, 32, 4, 512),
-)
-MANY_ROWS = kernels.TILES[0][0]
+CANDIDATES: dict[str, tuple[Any, ...]] = {
+    "adding": (
+        Adding(64, 8, 16, 128),
+        Adding(64, 4, 16, 128),
+        Adding(64, 8, 8, 256),
+        Adding(64, 4, 8, 256),
+        Adding(32, 8, 16, 128),
+    ),
+    "writing": (Writing(128, 64, 8), Writing(64, 64, 4), Writing(64, 64, 8), Writing(32, 64, 4)),
+}
+MANY_ROWS = kernels.ADDING[0][0]
 Shape = tuple[int, int, int]
-Work = Callable[[], object]
+Row = dict[str, Any]
+
+
+class Kernel(NamedTuple):
+    passes: int
+    """Over the activations, read or written."""
+    tiles: str
+    """Which table has its tiles."""
+    tried: bool
+    """Whether the choice of tiles looks at it."""
+
+
+KERNELS = {
+    "statistics": Kernel(1, "adding", True),
+    "statistics, sum": Kernel(3, "adding", False),
+    "normalised": Kernel(2, "writing", True),
+    "sums": Kernel(2, "adding", True),
+    "gradient": Kernel(3, "writing", True),
+    "gradient, sum": Kernel(4, "writing", False),
+    "evaluated": Kernel(2, "writing", False),
+    "evaluated, sum": Kernel(4, "writing", False),
+    "evaluated gradient": Kernel(3, "writing", False),
+}
+TRAINING = ("statistics", "normalised", "sums", "gradient")
+EVALUATION = ("evaluated", "evaluated gradient")
 
 
 def layers(name: str) -> Counter[Shape]:
@@ -64,132 +87,123 @@ def layers(name: str) -> Counter[Shape]:
     return found
 
 
-def timed(work: Work, device: torch.device) -> float:
+def timed(work: Callable[[], object], device: torch.device) -> float:
     """Microseconds of `work`, repeated within a CUDA graph."""
+
+    def repeated(index: Tensor | None = None) -> None:
+        for _ in range(1 if index is None else REPEATS):
+            work()
+
     if device.type == "cpu":  # only to try this program
-        return 1000 * milliseconds(lambda: work() and None, 1, 1, device)
-    graphed = GraphedStep(lambda index: [work() for _ in range(REPEATS)] and None, 1, device)
+        return 1000 * milliseconds(repeated, 1, 1, device)
+    graphed = GraphedStep(repeated, 1, device)
     index = torch.zeros(1, dtype=torch.int64, device=device)
-    for _ in range(GraphedStep.WARM_UP + 2):
+    for _ in range(GraphedStep.WARM_UP + 1):
         graphed(index)
     return 1000 * milliseconds(lambda: graphed(index), rounds=3, repeats=2, device=device) / REPEATS
 
 
 class Layer:
-    """One BatchNorm with its inputs: `forward` and `both` as functions of nothing, by torch or by tiles."""
+    """One BatchNorm with its inputs."""
 
-    def __init__(self, shape: Shape, batch: int, kind: str, device: torch.device) -> None:
+    def __init__(self, shape: Shape, batch: int, device: torch.device) -> None:
         channels = shape[0]
-        self.norm = nn.BatchNorm2d(channels, device=device)
+        self.norm = norm = nn.BatchNorm2d(channels, device=device)
         self.counters = kernels.arrivals(channels, device)
-        self.running = kernels.Running(
-            self.norm.running_mean, self.norm.running_var, self.norm.num_batches_tracked, 0.1
-        )  # fmt: skip
-        self.summed = kind == "sum, relu"
-        bytes_each = 2 * batch * channels * shape[1] * shape[2]
-        self.least = [1e6 * passes * bytes_each / BANDWIDTH for passes in PASSES[kind]]
-        images = (batch, *shape)
-        drawn = [
-            torch.randn(4, *images, device=device).half().unbind()
-            for _ in range(max(1, min(REPEATS, -(-BEYOND_CACHE // (4 * bytes_each)))))
-        ]
+        self.running = kernels.Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, 0.1)
+        self.bytes = 2 * batch * channels * shape[1] * shape[2]
+        sets = max(1, min(REPEATS, -(-BEYOND_CACHE // (4 * self.bytes))))
+        drawn = (torch.randn(4, batch, *shape, device=device).half().unbind() for _ in range(sets))
         inputs = [[one.contiguous(memory_format=torch.channels_last) for one in four] for four in drawn]
-        for x, addend, _, _ in inputs:
-            x.requires_grad_()
-            addend.requires_grad_()
         self.inputs: Iterator[list[Tensor]] = itertools.cycle(inputs)
 
-    def torch_forward(self) -> tuple[Tensor, Tensor, list[Tensor]]:
-        given = next(self.inputs)
-        s = given[0] + given[1] if self.summed else given[0]
-        return F.relu(self.norm(s)), s, given
+    @torch.no_grad()
+    def run(self, name: str, tiles: Any) -> object:
+        """One launch of a kernel."""
+        x, addend, g, for_total = next(self.inputs)
+        norm = self.norm
+        weights = (norm.weight, norm.bias)
+        layer = (*weights, norm.running_mean, norm.running_var)  # as good as the batch's own, for the time it takes
+        match name:
+            case "statistics" | "statistics, sum":
+                before = addend if "sum" in name else None
+                return kernels.statistics(x, self.running, 1e-5, self.counters, before=before, tiles=tiles)
+            case "normalised":
+                return kernels.normalised(x, *layer, relu=True, tiles=tiles)
+            case "sums":
+                return kernels.sums(g, x, *layer, self.counters, relu=True, tiles=tiles)
+            case "gradient" | "gradient, sum":
+                more = for_total if "sum" in name else None
+                return kernels.gradient(g, x, *layer, *weights, relu=True, for_total=more, tiles=tiles)
+            case "evaluated" | "evaluated, sum":
+                before = addend if "sum" in name else None
+                return kernels.evaluated(x, *layer, 1e-5, relu=True, before=before, keep_sum=True, tiles=tiles)
+            case _:
+                return kernels.evaluated_gradients(g, norm.weight, norm.running_var, 1e-5, y=x, tiles=tiles)
 
-    def torch_both(self) -> object:
-        y, s, (x, addend, g, for_s) = self.torch_forward()
-        weights = [self.norm.weight, self.norm.bias]
-        if self.summed:
-            return torch.autograd.grad([y, s], [x, addend, *weights], [g, for_s])
-        return torch.autograd.grad(y, [x, *weights], g)
-
-    def our_forward(self, tiles: Tiles | None) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        given = next(self.inputs)
-        weights = (self.norm.weight, self.norm.bias)
-        before = given[1] if self.summed else None
-        with torch.no_grad():
-            return kernels.normalised(
-                given[0], *weights, self.running, 1e-5, self.counters, relu=True, before=before, tiles=tiles
-            ), given  # fmt: skip
-
-    def our_both(self, tiles: Tiles | None) -> object:
-        (_, s, mean, rstd), (_, _, g, for_s) = self.our_forward(tiles)
-        weights = (self.norm.weight, self.norm.bias)
-        for_total = for_s if self.summed else None
-        with torch.no_grad():
-            return kernels.gradients(
-                g, s, *weights, mean, rstd, self.counters, relu=True, for_total=for_total, tiles=tiles
-            )
-
-    def measured(self, tiles: Tiles | None, ours: bool, device: torch.device) -> list[float]:
-        """Forward and backward, in microseconds."""
-        works: tuple[Work, Work] = (self.torch_forward, self.torch_both)
-        if ours:
-            works = (lambda: self.our_forward(tiles)), (lambda: self.our_both(tiles))
-        forward, both = (timed(work, device) for work in works)
-        return [forward, max(both - forward, 0.0)]
+    def torch_run(self, training: bool) -> object:
+        """Forward and backward by torch's operations."""
+        x, _, g, _ = next(self.inputs)
+        self.norm.train(training).requires_grad_(training)
+        x = x.detach().requires_grad_()
+        y = F.relu(self.norm(x))
+        return torch.autograd.grad(y, [x, *self.norm.parameters()] if training else [x], g)
 
 
-def called(tiles: Tiles) -> str:
-    merged = "" if tiles.last_merges else " merged apart"
-    return f"{tiles.rows}x{tiles.columns} {tiles.warps} warps {tiles.programs} programs{merged}"
+def called(tiles: Any) -> str:
+    return "table" if tiles is None else " ".join(f"{value} {name}" for name, value in vars(tiles).items())
 
 
-def compare_layer(shape: Shape, batch: int, candidates: Sequence[Tiles], device: torch.device) -> list[dict[str, Any]]:
-    rows = []
-    for kind in PASSES:
-        layer = Layer(shape, batch, kind, device)
-        tries: list[tuple[str, bool, Tiles | None]] = [("torch", False, None), ("TILES", True, None)]
-        if kind == "relu":
-            tries += [(called(tiles), True, tiles) for tiles in candidates]
-        known = {"shape": list(shape), "batch": batch, "rows": batch * shape[1] * shape[2], "kind": kind}
-        rows.append(known | {"by": "least", "forward": layer.least[0], "backward": layer.least[1]})
-        for name, ours, tiles in tries:
-            forward, backward = layer.measured(tiles, ours, device)
-            rows.append(known | {"by": name, "forward": forward, "backward": backward})
-    always = ("least", "torch", "TILES")
-    best = min((row for row in rows if row["by"] not in always), key=total, default=None)
+def compare_layer(shape: Shape, batch: int, candidates: bool, device: torch.device) -> list[Row]:
+    layer, rows = Layer(shape, batch, device), []
+    known = {"shape": list(shape), "batch": batch, "rows": batch * shape[1] * shape[2]}
+    for name, kernel in KERNELS.items():
+        tries = [None, *(CANDIDATES[kernel.tiles] if candidates and kernel.tried else ())]
+        for tiles in tries:
+            us = timed(lambda name=name, tiles=tiles: layer.run(name, tiles), device)
+            speed = kernel.passes * layer.bytes / us / 1e6
+            rows.append(known | {"kernel": name, "tiles": called(tiles), "us": us, "tb_s": speed})
+    for training, name in ((True, "torch, training"), (False, "torch, evaluation")):
+        us = timed(lambda training=training: layer.torch_run(training), device)
+        rows.append(known | {"kernel": name, "tiles": "", "us": us})
     words = " x ".join(map(str, (batch, *shape)))
-    for row in rows:
-        if row["by"] in always or row is best:
-            times = f"{row['forward']:9.1f} {row['backward']:9.1f} {total(row):9.1f}"
-            print(f"{words:20} {row['kind']:10} {times}   {row['by']}", flush=True)
+    for name in dict.fromkeys(row["kernel"] for row in rows):
+        same = [row for row in rows if row["kernel"] == name]
+        shown = [same[0], *([min(same[1:], key=lambda row: row["us"])] if same[1:] else [])]
+        for row in shown:
+            speed = f"{row['tb_s']:5.2f} TB/s" if "tb_s" in row else " " * 10
+            print(f"{words:20} {name:18} {row['us']:9.1f} us {speed}   {row['tiles']}", flush=True)
     return rows
 
 
-def total(row: dict[str, Any]) -> float:
-    return float(row["forward"] + row["backward"])
-
-
-def summarise(rows: list[dict[str, Any]], counts: dict[str, Counter[Shape]]) -> None:
+def summarise(rows: list[Row], counts: dict[str, Counter[Shape]]) -> None:
     """What all BatchNorms of a network take, and which tiles are best for few and for many rows."""
     for name, shapes in counts.items():
         for batch in sorted({row["batch"] for row in rows}):
             sums: dict[str, float] = defaultdict(float)
             for row in rows:
-                if row["batch"] == batch and row["kind"] == "relu" and tuple(row["shape"]) in shapes:
-                    sums[row["by"]] += shapes[tuple(row["shape"])] * total(row)
-            print(f"\n{name}, batch {batch}: forward and backward of all BatchNorms with ReLU, microseconds")
-            for by, value in sorted(sums.items(), key=lambda item: item[1]):
-                print(f"{value:10.0f}   {by}")
-    for words, chosen in (("fewer than", False), ("at least", True)):
-        sums = defaultdict(float)
-        for row in rows:
-            if row["kind"] == "relu" and (row["rows"] >= MANY_ROWS) == chosen and " warps " in row["by"]:
-                sums[row["by"]] += total(row) * sum(shapes[tuple(row["shape"])] for shapes in counts.values())
-        if sums:
-            print(f"\nbest with {words} {MANY_ROWS} rows: {min(sums, key=lambda by: sums[by])}")
+                if row["batch"] == batch and row["tiles"] in ("table", ""):
+                    sums[row["kernel"]] += shapes[tuple(row["shape"])] * row["us"]
+            print(f"\n{name}, batch {batch}: all BatchNorms with ReLU, forward and backward, microseconds")
+            for mode, parts in (("training", TRAINING), ("evaluation", EVALUATION)):
+                ours, theirs = sum(sums[part] for part in parts), sums[f"torch, {mode}"]
+                by_kernel = ", ".join(f"{part} {sums[part]:.0f}" for part in parts)
+                print(f"{mode:12} torch {theirs:8.0f}   ours {ours:8.0f}   {by_kernel}")
+    for table in CANDIDATES:
+        for words, many in (("fewer than", False), ("at least", True)):
+            sums = defaultdict(float)
+            for row in rows:
+                kernel = KERNELS.get(row["kernel"])
+                tried = kernel is not None and kernel.tiles == table and row["tiles"] != "table"
+                if tried and (row["rows"] >= MANY_ROWS) == many:
+                    sums[row["tiles"]] += row["us"] * sum(shapes[tuple(row["shape"])] for shapes in counts.values())
+            if sums:
+                print(f"\n{table}, {words} {MANY_ROWS} rows: microseconds of all BatchNorms, best first")
+                for tiles, us in sorted(sums.items(), key=lambda item: item[1]):
+                    print(f"{us:10.0f}   {tiles}")
 
 
-def compare_steps(model: str, more: bool, batch: int, device: torch.device) -> list[dict[str, Any]]:
+def compare_steps(model: str, more: bool, batch: int, device: torch.device) -> list[Row]:
     rows = []
     plain = Setting(device, "fp16" if device.type == "cuda" else "fp32", model, batch)
 
@@ -215,24 +229,26 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", default="preact-resnet18,wide-resnet-28-10")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", action="store_true")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args(words)
     device = pick_device(args.device)
     prepare_device(device, "fp16")
     models = args.models.split(",")
-    steps = [row for model in models for row in compare_steps(model, model == models[0], args.batch, device)]
-    print(f"\n{'batch x shape':20} {'':10} {'forward':>9} {'backward':>9} {'both us':>9}")
     counts = {name: layers(name) for name in models}
     rows = []
     for shape in sorted(set().union(*counts.values()), key=lambda one: (one[0], -one[1])):
         for times in (1, 3):
-            candidates = CANDIDATES if shape in counts[models[0]] else ()
-            rows += compare_layer(shape, times * args.batch, candidates, device)
+            rows += compare_layer(shape, times * args.batch, shape in counts[models[0]], device)
     summarise(rows, counts)
+    steps = []
+    if args.steps:
+        print()
+        steps = [row for model in models for row in compare_steps(model, model == models[0], args.batch, device)]
     if args.save:
         path = result_file("normalisation")
         for row in rows:
-            row |= {key: round(row[key], 2) for key in ("forward", "backward")}
+            row |= {key: round(row[key], 3) for key in ("us", "tb_s") if key in row}
         write_json(path, {"torch": torch.__version__, "batch": args.batch, "steps": steps, "layers": rows})
         print(path)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+TORCH = ("torch, training", "torch, evaluation")
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -64,13 +65,18 @@ def test_fused_layers_are_compared_with_torch_s(benchmark, tmp_path, monkeypatch
     module = benchmark("normalisation")
     assert module.layers("preact-resnet18") == {(64, 32, 32): 5, (128, 16, 16): 4, (256, 8, 8): 4, (512, 4, 4): 4}
     monkeypatch.setattr(module, "layers", lambda name: Counter({(16, 4, 4): 3}))
-    monkeypatch.setattr(module, "CANDIDATES", module.CANDIDATES[:2])
-    module.main(["--models", "small-cnn", "--batch", "2", "--device", "cpu", "--save"])
+    few = {name: tiles[:2] for name, tiles in module.CANDIDATES.items()}
+    monkeypatch.setattr(module, "CANDIDATES", few)
+    module.main(["--models", "small-cnn", "--batch", "2", "--device", "cpu", "--steps", "--save"])
     result = saved(tmp_path)
     assert [row["setting"] for row in result["steps"]] == ["fused=off", "fused=auto"] * 2 + [
         "TRITON=False",
         "TRITON=True",
     ]
-    assert Counter(row["kind"] for row in result["layers"]) == {"relu": 2 * 5, "sum, relu": 2 * 3}
-    assert all(row["forward"] >= 0 and row["backward"] >= 0 for row in result["layers"])
-    assert "best with fewer than" in capsys.readouterr().out
+    tried = {name: 3 if kernel.tried else 1 for name, kernel in module.KERNELS.items()}
+    expected = Counter({name: 2 * count for name, count in tried.items()} | dict.fromkeys(TORCH, 2))
+    assert Counter(row["kernel"] for row in result["layers"]) == expected
+    assert all(row["us"] > 0 for row in result["layers"])
+    output = capsys.readouterr().out
+    assert "adding, fewer than" in output
+    assert "writing, fewer than" in output

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from elle.evaluation.autoattack import oracle
 from elle.evaluation.evaluate import assess, evaluate
+from elle.models import batch_norm
 from elle.models.registry import build_model
 from tests.networks import images, trained
 
@@ -39,6 +41,22 @@ def test_fp16_in_graphs_breaks_what_float32_breaks(model, data, name):
     assert quick["precision"] == "fp16"
     assert quick["attacks"][name]["outside"] == quick["attacks"][name]["unverified"] == 0
     assert abs(quick["attacks"][name]["correct"] - exact["attacks"][name]["correct"]) <= 6
+
+
+@pytest.mark.parametrize("name", ["fgsm", "pgd-20", "pgd-10-3", "apgd-ce", "apgd-t", "fab-t"])
+def test_a_fused_search_breaks_what_one_without_breaks(model, data, name, monkeypatch):
+    pytest.importorskip("triton")
+    calls, fused = [], batch_norm._fused
+    monkeypatch.setattr(batch_norm, "_fused", lambda *given, **more: calls.append(1) or fused(*given, **more))
+    correct = []
+    for wanted in (True, False):
+        monkeypatch.setattr(oracle, "FUSED_SEARCH", wanted)
+        calls.clear()
+        found = assess(model, *data, f"clean,{name}", EPS)["attacks"][name]
+        assert bool(calls) == wanted
+        assert found["outside"] == found["unverified"] == 0
+        correct.append(found["correct"])
+    assert abs(correct[0] - correct[1]) <= 0.01 * len(data[0])
 
 
 def test_the_same_seed_gives_the_same_points(model, data):

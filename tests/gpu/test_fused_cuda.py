@@ -56,22 +56,31 @@ def test_double_backpropagation_is_not(deterministic, calls):
     assert not calls
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_a_forward_and_its_gradients_are_those_without(precision, deterministic):
+def forward_and_gradient(step, precision):
+    """Logits, weight gradients and running statistics of one forward and backward in train mode."""
     data = images(64, seed=1)
     x, y = torch.from_numpy(data.x).to(DEVICE).float() / 255, torch.from_numpy(data.y).to(DEVICE)
-    x = x.contiguous(memory_format=torch.channels_last)
-    results = []
-    for fused in (True, False):
-        model = deterministic("fgsm", precision, fused).model
-        with autocast(DEVICE, precision):
-            logits = model(x)
-        (torch.nn.functional.cross_entropy(logits.float(), y) * 128).backward()
-        buffers = torch.cat([value.flatten() for name, value in model.state_dict().items() if "running" in name])
-        results.append([logits.detach().float(), gradient(model), buffers])
-    # Rounding alone: fp16 has 10 bits, bf16 7, and a network passes it on through 17 layers.
-    most = {"fp32": 1e-3, "fp16": 0.03, "bf16": 0.2}[precision]
-    assert all(relative_distance(mine, theirs) < most for mine, theirs in zip(*results, strict=True))
+    with autocast(DEVICE, precision):
+        logits = step.model(x.contiguous(memory_format=torch.channels_last))
+    (torch.nn.functional.cross_entropy(logits.float(), y) * 128).backward()
+    buffers = torch.cat([value.flatten() for name, value in step.model.state_dict().items() if "running" in name])
+    return [logits.detach().float(), gradient(step.model), buffers]
+
+
+def test_in_float32_a_forward_and_its_gradients_are_those_without(deterministic):
+    results = [forward_and_gradient(deterministic("fgsm", "fp32", fused), "fp32") for fused in (True, False)]
+    assert all(relative_distance(mine, theirs) < 1e-3 for mine, theirs in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_in_half_precision_they_are_as_near_to_float32_s_as_those_without(precision, deterministic):
+    """Two roundings of one network differ by both their errors, which 17 layers enlarge: float32 is the judge."""
+    exact = forward_and_gradient(deterministic("fgsm", "fp32", False), "fp32")
+    mine, theirs = (
+        [relative_distance(*pair) for pair in zip(forward_and_gradient(step, precision), exact, strict=True)]
+        for step in (deterministic("fgsm", precision, fused) for fused in (True, False))
+    )
+    assert all(one < 1.5 * other + 1e-4 for one, other in zip(mine, theirs, strict=True)), (mine, theirs)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-2), ("fp16", 0.1)])
@@ -96,7 +105,7 @@ def test_the_counts_of_batches_are_torch_s(deterministic):
     assert set(counts[0]) == {8 * 3}
 
 
-@pytest.mark.parametrize("method", ["fgsm", "n-fgsm", "elle", "elle-a", "pgd-10"])
+@pytest.mark.parametrize("method", ["fgsm", "n-fgsm", "elle", "elle-a", "pgd-10", "trades"])
 def test_a_captured_step_learns(method):
     step = make_step(method, "fp16")
     use_fused(step.model)
@@ -117,8 +126,12 @@ def test_a_step_never_waits_for_the_device(method, memory):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32", "fp32"])
-def test_fused_in_reduced_precision_the_error_is_that_of_float32(precision):
-    """The error in training mode, same network, images and random points, within 5 % of torch's in float32."""
+def test_fused_the_error_is_as_near_to_float32_s_as_without(precision):
+    """The error in training mode, same network and images, over four draws of points.
+
+    The error is a mean of squares, so that rounding adds its own: of torch's in fp16 2 to 7 %, in bf16 more than the
+    error itself. The kernels may add as much again.
+    """
     step = make_step("n-fgsm", "fp16")
     losses(step, GraphedStep(step, 64, DEVICE), 40)
     data = images(1024, seed=1)
@@ -130,6 +143,19 @@ def test_fused_in_reduced_precision_the_error_is_that_of_float32(precision):
         use_fused(step.model, fused)
         torch.manual_seed(2)
         with torch.no_grad(), autocast(DEVICE, kind):
-            return float(Linearity()(step.model, x, y, 16 / 255).mean())
+            return sum(float(Linearity()(step.model, x, y, 16 / 255).mean()) for _ in range(4)) / 4
 
-    assert error(precision, True) == pytest.approx(error("fp32", False), rel=0.05)
+    exact = error("fp32", False)
+    mine, theirs = error(precision, True), error(precision, False)
+    assert abs(mine - exact) < 0.05 * exact + 2 * abs(theirs - exact), (mine, theirs, exact)
+
+
+def test_a_captured_attack_in_eval_mode_is_fused_and_trains_as_without(deterministic, calls):
+    rows = []
+    for fused in (True, False):
+        step = deterministic("trades", "fp32", fused)
+        rows.append(losses(step, GraphedStep(step, 64, DEVICE), 6)[:, RECORDED.index("loss")])
+        # Ten steps of the attack, the prediction at x before it, and the loss at both points.
+        assert len(calls) >= (17 * 12 if fused else 0)
+        calls.clear()
+    torch.testing.assert_close(rows[0][:4], rows[1][:4], rtol=1e-2, atol=1e-4)

@@ -1,6 +1,8 @@
 """Which layers the fused kernels would take over, and that all others, on a CPU all, do what they always did."""
 
+import contextlib
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from elle.config import load_config
 from elle.core.second_order import twice_differentiable
 from elle.engine.recomputing import recomputed
 from elle.models import batch_norm
-from elle.models.batch_norm import BatchNorm, norm_act, sum_norm_act, use_fused
+from elle.models.batch_norm import BatchNorm, fusing, norm_act, sum_norm_act, use_fused
 from elle.models.registry import build_model
 from elle.models.residual import PostActBlock, PreActBlock, PreActResNet, ResNet
 from tests.engine.test_step import make_step
@@ -40,13 +42,13 @@ def fused(monkeypatch):
     """The layers taken over, as (layer, what is fused with it), by torch's operations in place of the kernels."""
     found = []
 
-    def take_over(norm, x, *, relu=True, before=None, after=None):
+    def take_over(norm, x, *, relu=True, before=None, after=None, keep_sum=False):
         parts = {"sum before": before is not None, "sum after": after is not None, "relu": relu}
         found.append((norm, tuple(name for name, there in parts.items() if there)))
         s = x if before is None else x + before
         y = nn.BatchNorm2d.forward(norm, s)
         y = y if after is None else y + after
-        return (F.relu(y) if relu else y), s
+        return (F.relu(y) if relu else y), s if keep_sum and before is not None else None
 
     monkeypatch.setattr(batch_norm, "_on_gpu", lambda x: True)
     monkeypatch.setattr(batch_norm, "_fused", take_over)
@@ -122,6 +124,32 @@ def test_a_resnet_s_block_is_taken_over_with_the_sum_after_it(fused):
     assert len(fused) == sum(isinstance(layer, BatchNorm) for layer in model.modules())
 
 
+def test_in_eval_mode_the_same_layers_are_taken_over(fused):
+    model = marked(small_network()).eval()
+    with fusing(model, False):
+        expected = model(image())
+    assert fused == []
+    assert torch.equal(model(image()), expected)
+    assert len(fused) == 7
+
+
+def test_a_compiler_sees_torch_s_operations(fused, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    marked(small_network())(image())
+    assert fused == []
+
+
+def test_fusing_leaves_the_layers_as_they_were(monkeypatch):
+    kernels = SimpleNamespace(arrivals=lambda channels, device: torch.zeros(channels, dtype=torch.int32))
+    monkeypatch.setattr(batch_norm, "_kernels", lambda: kernels)
+    model = nn.Sequential(marked(BatchNorm(3)), BatchNorm(4))
+    before = [layer.arrivals for layer in model]
+    for wanted in (True, False):
+        with fusing(model, wanted):
+            assert [layer.arrivals is not None for layer in model] == [wanted, wanted]
+        assert all(layer.arrivals is mark for layer, mark in zip(model, before, strict=True))
+
+
 def test_another_activation_is_left_outside(fused):
     norm, x = marked(BatchNorm(4)), image()
     expected = F.silu(nn.BatchNorm2d(4)(x) + x)
@@ -140,7 +168,6 @@ def momentum_none(norm, activation, x):
 
 
 REFUSED = {
-    "eval mode": lambda norm, activation, x: norm.eval() and x,
     "not marked": lambda norm, activation, x: use_fused(norm, False) or x,
     "a hook": hooked,
     "a cumulative average": momentum_none,
@@ -219,6 +246,18 @@ def test_without_triton_nothing_is_marked(monkeypatch):
     assert all(layer.arrivals is None for layer in model.modules() if isinstance(layer, BatchNorm))
 
 
+def test_where_triton_cannot_launch_torch_stays_and_a_warning_says_why(monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("Failed to find C compiler.\nPlease specify one")
+
+    monkeypatch.setattr(batch_norm, "_kernels", lambda: SimpleNamespace(evaluated=fails))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    for name in ("zeros", "ones"):
+        monkeypatch.setattr(torch, name, lambda *size, device=None: torch.empty(size))
+    with pytest.warns(UserWarning, match=r"left to torch: .*\(Failed to find C compiler\.\)"):
+        assert not batch_norm._launchable.__wrapped__(torch.device("cuda"))
+
+
 @pytest.mark.parametrize(("setting", "wanted"), [({}, False), ({"fused": "off"}, False), ({"fused": "auto"}, True)])
 def test_a_step_marks_the_network_if_asked(setting, wanted, monkeypatch):
     asked = []
@@ -231,9 +270,10 @@ def test_a_run_may_be_resumed_with_or_without():
     assert load_config([]).differences(load_config(["fused=auto"])) == []
 
 
-def test_a_network_that_was_marked_can_be_exported():
+def test_a_network_that_was_marked_can_be_exported(fused):
     model = build_model("preact-resnet18", (3, 8, 8), 4)
     marked(model).eval()
-    x = torch.rand(2, 3, 8, 8)
-    traced = torch.jit.trace(model, x)
+    x = torch.rand(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    traced = torch.jit.trace(model, x, check_trace=False)
+    assert fused == []
     assert torch.equal(traced(x), model(x))

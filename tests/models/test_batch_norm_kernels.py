@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elle.models import batch_norm
-from elle.models.batch_norm import BatchNorm, norm_act, sum_norm_act, use_fused
+from elle.models.batch_norm import BatchNorm, fusing, norm_act, sum_norm_act, use_fused
 from elle.models.residual import PostActBlock, PreActResNet
 from tests.networks import relative_distance
 
@@ -34,6 +34,12 @@ LARGE = [(128, 64, 32, 32), (128, 512, 4, 4), (384, 128, 16, 16), (128, 160, 32,
 def interpreted(monkeypatch):
     if INTERPRETED:
         monkeypatch.setattr(batch_norm, "_on_gpu", lambda x: True)
+
+
+def launches():
+    from elle.models import batch_norm_launches
+
+    return batch_norm_launches
 
 
 def values(shape, dtype=torch.float32, mean=0.3, std=2.0):
@@ -69,6 +75,13 @@ def fused(norm, x, addend, place):
     return sum_norm_act(norm, relu, x, addend) if place == "before" else (norm_act(norm, relu, x, addend), x)
 
 
+def apart_from_the_kink(norm, x, addend, place, for_y):
+    """for_y without the entries where the ReLU's argument is 0 within rounding: there either slope is right."""
+    y = norm(x.double())
+    y = y + addend.double() if place == "after" else y
+    return for_y * (y.abs() > 1e-4)
+
+
 def outcome(work, norm, inputs, for_y, for_s, place):
     """Output, sum, gradients of x, addend, weight and bias, and buffers."""
     x, addend = (None if one is None else one.detach().requires_grad_() for one in inputs)
@@ -84,7 +97,9 @@ def compare(shape, dtype, place, skip_used=True, tolerance=None, **settings):
     reference = exact(norm)
     x = values(shape, dtype, **settings)
     addend = values(shape, dtype) if place != "none" else None
-    for_y, for_s = values(shape, dtype), values(shape, dtype) if place == "before" and skip_used else None
+    for_s = values(shape, dtype) if place == "before" and skip_used else None
+    s = x + addend if place == "before" else x
+    for_y = apart_from_the_kink(copy.deepcopy(reference), s, addend, place, values(shape, dtype))
     found = outcome(fused, norm, (x, addend), for_y, for_s, place)
     if place == "before":
         torch.testing.assert_close(found[1], x + addend)
@@ -119,27 +134,50 @@ def test_a_sum_that_nobody_else_reads_gets_its_gradient():
     compare((3, 5, 4, 7), torch.float32, "before", skip_used=False)
 
 
-@pytest.mark.parametrize(("mean", "std"), [(1000.0, 0.1), (-3.0, 1e-4), (0.0, 1e-6)])
-def test_a_large_mean_does_not_swallow_a_small_variance(mean, std):
+@pytest.mark.parametrize("tiles", ["default", "small"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("mean", "std"), [(1000.0, 0.1), (100.0, 0.1), (-3.0, 1e-4), (0.0, 1e-6)])
+def test_a_large_mean_does_not_swallow_a_small_variance(mean, std, dtype, tiles, monkeypatch):
+    if tiles == "small":  # several chunks a part
+        monkeypatch.setattr(launches(), "ADDING", ((0, launches().Adding(8, 4, 1, 2)),))
     torch.manual_seed(0)
     norm = layer(6)
     reference = exact(norm)
-    x = values((4, 6, 8, 8), mean=mean, std=std)
+    x = values((4, 6, 16, 16), dtype, mean=mean, std=std)
     found, expected = norm_act(norm, nn.ReLU(), x), F.relu(reference(x.double()))
-    # What float32 can know of the distance from the mean, in units of sqrt(variance + eps).
+    # What float32 can know of the distance from the mean, in units of sqrt(variance + eps), and the result's rounding.
     known = 4 * torch.finfo(torch.float32).eps * abs(mean) / (std**2 + 1e-5) ** 0.5 + 1e-5
-    assert (found - expected).abs().max() < known * norm.weight.abs().max()
+    rounding = torch.finfo(dtype).eps * expected.abs().max()
+    assert (found - expected).abs().max() < known * norm.weight.abs().max() + rounding
     torch.testing.assert_close(norm.running_var, reference.running_var.float(), rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("last_merges", [True, False])
-@pytest.mark.parametrize(("rows", "columns", "programs"), [(16, 16, 4), (16, 8, 64), (64, 32, 1), (32, 64, 1000)])
-def test_other_tiles_give_the_same(rows, columns, programs, last_merges, monkeypatch):
-    from elle.models import batch_norm_kernels as kernels
+def test_first_values_far_from_all_others_do_not_spoil_the_variance(monkeypatch):
+    """The distances are taken from each place's first value: here 16 places with 256 values."""
+    monkeypatch.setattr(launches(), "ADDING", ((0, launches().Adding(8, 4, 1, 1)),))
+    torch.manual_seed(0)
+    norm = layer(8)
+    reference = exact(norm)
+    x = values((16, 8, 16, 16), mean=0.0, std=0.1)
+    x[0, :, 0] = 1000.0
+    norm_act(norm, nn.ReLU(), x)
+    reference(x.double())
+    torch.testing.assert_close(norm.running_var, reference.running_var.float(), rtol=1e-4, atol=0)
 
-    monkeypatch.setattr(kernels, "TILES", ((0, kernels.Tiles(rows, columns, 4, programs, last_merges)),))
-    monkeypatch.setattr(kernels, "MOST_PARTS", 40)  # merged in more than one round
-    compare((7, 24, 5, 5) if programs < 1000 else (7, 24, 15, 15), torch.float32, "before")
+
+@pytest.mark.parametrize(
+    ("shape", "place", "adding", "writing"),
+    [
+        ((7, 24, 5, 5), "before", (16, 2, 1, 4), (16, 16, 4)),
+        ((7, 24, 5, 5), "after", (8, 8, 2, 64), (64, 32, 4)),
+        ((5, 24, 11, 11), "none", (64, 1, 1, 1000), (32, 64, 1)),  # more parts than are merged in one round
+    ],
+)
+def test_other_tiles_give_the_same(shape, place, adding, writing, monkeypatch):
+    kernels = launches()
+    monkeypatch.setattr(kernels, "ADDING", ((0, kernels.Adding(*adding)),))
+    monkeypatch.setattr(kernels, "WRITING", ((0, kernels.Writing(*writing)),))
+    compare(shape, torch.float32, place)
 
 
 def test_two_runs_are_bitwise_the_same():
@@ -167,7 +205,7 @@ def test_momentum_0_and_no_count_leave_the_buffers_alone():
 def test_a_layer_alone_and_before_another_activation_is_fused_without_a_relu():
     norm, x = layer(5), values((3, 5, 4, 4))
     reference = exact(norm)
-    assert type(norm(x).grad_fn).__name__ == "_FusedBackward"
+    assert type(norm(x).grad_fn).__name__ == "_TrainedBackward"
     reference(x.double())
     found, expected = norm_act(norm, nn.SiLU(), x), F.silu(reference(x.double()))
     torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-5)
@@ -210,3 +248,85 @@ def test_a_network_trains_as_without(build):
     for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5 + 1e-4 * float(theirs.double().abs().max()))
     assert network.state_dict().keys() == unfused.state_dict().keys()
+
+
+def evaluated(shape, dtype, trainable=False):
+    """A layer in eval mode with statistics of its own, and torch's in double precision."""
+    torch.manual_seed(0)
+    norm = layer(shape[1]).eval().requires_grad_(trainable)
+    nn.init.uniform_(norm.running_mean, -1, 1)
+    nn.init.uniform_(norm.running_var, 0.1, 2)
+    reference = exact(norm).eval().requires_grad_(trainable)
+    x, addend, for_y, for_s = (values(shape, dtype) for _ in range(4))
+    return norm, reference, x, addend, for_y, for_s
+
+
+def input_gradients(work, norm, inputs, for_y, for_s, place):
+    """Output, sum, and gradients of what can have one."""
+    inputs = [one.detach().requires_grad_() for one in inputs]
+    y, s = work(norm, *inputs, place)
+    loss = (y * for_y).sum() + (s * for_s).sum()
+    wanted = [*inputs[: 1 if place == "none" else 2], *(one for one in norm.parameters() if one.requires_grad)]
+    return [y.detach(), s.detach(), *torch.autograd.grad(loss, wanted)]
+
+
+def fused_without_the_sum(norm, x, addend, place):
+    return norm_act(norm, nn.ReLU(), x, before=addend), x
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+@pytest.mark.parametrize("place", ["none", "before", "after"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 4, 7), (5, 160, 3, 3), (1, 8, 1, 1)], ids=str)
+def test_in_eval_mode_values_and_gradients_are_torch_s(shape, dtype, place, trainable):
+    norm, reference, x, addend, for_y, for_s = evaluated(shape, dtype, trainable)
+    s = x + addend if place == "before" else x
+    for_y = apart_from_the_kink(reference, s, addend, place, for_y)
+    work = fused if place != "none" else lambda norm, x, addend, place: fused(norm, x, None, place)
+    found = input_gradients(work, norm, (x, addend), for_y, for_s, place)
+    if place == "before":  # they normalise the sum as it is kept: rounded
+        torch.testing.assert_close(found[1], s)
+        x, addend = found[1], torch.zeros_like(x)
+    expected = input_gradients(plain, reference, (x.double(), addend.double()), for_y.double(), for_s.double(), place)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert relative_distance(mine.double(), theirs) < TOLERANCE[dtype]
+    assert int(norm.num_batches_tracked) == 0
+    assert torch.equal(norm.running_mean.double(), reference.running_mean)
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_a_sum_that_is_not_kept_changes_nothing_else(trainable):
+    norm, _, x, addend, for_y, _ = evaluated((3, 5, 4, 7), torch.float16, trainable)
+    runs = [
+        input_gradients(work, norm, (x, addend), for_y, torch.zeros_like(x), "before")
+        for work in (fused, fused_without_the_sum)
+    ]
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(runs[0][2:], runs[1][2:], strict=True))
+
+
+def test_an_attack_in_eval_mode_computes_no_gradients_of_weights(monkeypatch):
+    norm, _, x, _, _, _ = evaluated((3, 5, 4, 7), torch.float32, trainable=True)
+    asked, sums = [], launches().sums
+    monkeypatch.setattr(launches(), "sums", lambda *given, **more: asked.append(1) or sums(*given, **more))
+    x.requires_grad_()
+    torch.autograd.grad(norm_act(norm, nn.ReLU(), x).sum(), x)
+    assert not asked
+    norm_act(norm, nn.ReLU(), x).sum().backward()
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("build", [pre_activation, post_activation])
+def test_a_network_in_eval_mode_is_differentiated_as_without(build):
+    torch.manual_seed(0)
+    network = build().to(DEVICE, memory_format=torch.channels_last)
+    network(values((8, 3, 8, 8)))  # statistics of their own
+    network.eval().requires_grad_(False)
+    x, results = values((4, 3, 8, 8)), []
+    for wanted in (True, False):
+        images = x.clone().requires_grad_()
+        with fusing(network, wanted):
+            logits = network(images)
+        results.append([logits.detach(), *torch.autograd.grad(logits.square().sum(), images)])
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5 * float(theirs.abs().max()))

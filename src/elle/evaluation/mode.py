@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from elle.models.batch_norm import fusing
+
 
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module, seed: int, device: torch.device) -> Iterator[None]:
@@ -22,7 +24,8 @@ def evaluation_mode(model: nn.Module, seed: int, device: torch.device) -> Iterat
         cudnn.benchmark, cudnn.deterministic = False, True
         model.eval()
         try:
-            yield
+            with fusing(model, False):  # what counts is torch's own; a search may ask for it
+                yield
         finally:
             cudnn.benchmark, cudnn.deterministic = kept
             for module, training in modes.items():

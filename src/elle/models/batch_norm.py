@@ -1,13 +1,16 @@
 """BatchNorm with what stands beside it, a sum and a ReLU: torch's operations, or on a GPU kernels that fuse them.
 
-The kernels (`batch_norm_kernels`) are for train mode, channels last, and first derivatives. Wherever they do not apply,
-wherever hooks watch a layer, and unless `use_fused` has asked for them, the modules are called one after another.
+The kernels (`batch_norm_kernels`) are for channels last and first derivatives. Wherever they do not apply, wherever
+hooks watch a layer, and unless `use_fused` has asked for them, the modules are called one after another.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import warnings
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +20,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import has_torch_function
+
+from elle.core.second_order.convolution import asked_for
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -40,15 +45,30 @@ def use_fused(model: nn.Module, wanted: bool = True) -> None:
     kernels = _kernels() if wanted else None
     for layer in model.modules():
         if isinstance(layer, BatchNorm):
-            device = layer.weight.device
-            layer.arrivals = None if kernels is None else kernels.arrivals(layer.num_features, device)
+            device, there = layer.weight.device, kernels is not None and _launchable(layer.weight.device)
+            layer.arrivals = kernels.arrivals(layer.num_features, device) if kernels and there else None
 
 
-def norm_act(norm: nn.Module, activation: nn.Module, x: Tensor, addend: Tensor | None = None) -> Tensor:
-    """activation(norm(x) + addend)."""
-    if _activates(norm, activation, x, addend):
-        return _fused(norm, x, after=addend)[0]
-    x = norm(x)
+@contextlib.contextmanager
+def fusing(model: nn.Module, wanted: bool = True) -> Iterator[None]:
+    """`use_fused`, and afterwards as it was."""
+    layers = [layer for layer in model.modules() if isinstance(layer, BatchNorm)]
+    before = [layer.arrivals for layer in layers]
+    use_fused(model, wanted)
+    try:
+        yield
+    finally:
+        for layer, arrivals in zip(layers, before, strict=True):
+            layer.arrivals = arrivals
+
+
+def norm_act(
+    norm: nn.Module, activation: nn.Module, x: Tensor, addend: Tensor | None = None, *, before: Tensor | None = None
+) -> Tensor:
+    """activation(norm(x + before) + addend)."""
+    if _activates(norm, activation, x, addend, before):
+        return _fused(norm, x, before=before, after=addend)[0]
+    x = norm(x if before is None else x + before)
     return activation(x if addend is None else x + addend)  # type: ignore[no-any-return]
 
 
@@ -57,7 +77,8 @@ def sum_norm_act(
 ) -> tuple[Tensor, Tensor]:
     """activation(norm(s)) and s = x + addend."""
     if _activates(norm, activation, x, addend):
-        return _fused(norm, x, before=addend)
+        y, s = _fused(norm, x, before=addend, keep_sum=True)
+        return y, x if s is None else s
     x = x if addend is None else x + addend
     return activation(norm(x)), x
 
@@ -68,11 +89,12 @@ def called_plainly(module: nn.Module) -> bool:
     return not watched and "forward" not in vars(module) and not _has_any_global_hook()  # type: ignore[no-untyped-call]
 
 
-def _activates(norm: nn.Module, activation: nn.Module, x: Tensor, addend: Tensor | None) -> bool:
+def _activates(norm: nn.Module, activation: nn.Module, x: Tensor, *addends: Tensor | None) -> bool:
     """Whether the kernels can take the activation along."""
     if not _fusible(norm, x) or type(activation) is not nn.ReLU:
         return False
-    alike = addend is None or (addend.dtype == x.dtype and addend.shape == x.shape and _channels_last(addend))
+    given = [one for one in addends if one is not None]
+    alike = all(one.dtype == x.dtype and one.shape == x.shape and _channels_last(one) for one in given)
     return alike and called_plainly(activation) and called_plainly(norm)
 
 
@@ -81,13 +103,15 @@ def _fusible(norm: nn.Module, x: Tensor) -> bool:
     return (
         isinstance(norm, BatchNorm)
         and norm.arrivals is not None
-        and norm.training
+        # A compiler fuses by itself, and what is exported must run without the kernels.
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and _on_gpu(x)
         and _channels_last(x)
         and x.dtype in _DTYPES
         and norm.weight.dtype is torch.float32
-        and norm.momentum is not None
-        and norm.num_features < x.numel() < 2**31
+        and (not norm.training or (norm.momentum is not None and norm.num_features < x.numel()))
+        and 0 < x.numel() < 2**31
         # Whoever replaces torch's functions, as `twice_differentiable` does, is to see them.
         and not has_torch_function((x,))
     )
@@ -105,62 +129,144 @@ def _channels_last(x: Tensor) -> bool:
 def _kernels() -> ModuleType | None:
     if importlib.util.find_spec("triton") is None:
         return None
-    from elle.models import batch_norm_kernels
+    from elle.models import batch_norm_launches
 
-    return batch_norm_kernels
+    return batch_norm_launches
+
+
+@functools.cache
+def _launchable(device: torch.device) -> bool:
+    """Whether a kernel runs there: Triton may be installed without the C compiler that it needs to launch one."""
+    if device.type != "cuda":
+        return True  # marked all the same; a GPU's tensors alone are given to the kernels
+    kernels: Any = _kernels()
+    x, channel = torch.zeros(1, 16, 1, 1, device=device), torch.ones(16, device=device)
+    try:
+        with torch.cuda.device(device):
+            kernels.evaluated(x, channel, channel, channel, channel, 1e-5, relu=True)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        warnings.warn(f"BatchNorm is left to torch: Triton is installed but cannot be used ({reason})", stacklevel=2)
+        return False
+    return True
 
 
 def _fused(
-    norm: Any, x: Tensor, *, relu: bool = True, before: Tensor | None = None, after: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """activation(norm(s) + after) and s = x + before."""
-    found: tuple[Tensor, Tensor] = _Fused.apply(x, before, after, norm.weight, norm.bias, norm, relu)  # type: ignore[no-untyped-call]
-    return found[0], x if before is None else found[1]
+    norm: Any,
+    x: Tensor,
+    *,
+    relu: bool = True,
+    before: Tensor | None = None,
+    after: Tensor | None = None,
+    keep_sum: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """activation(norm(s) + after), and s = x + before where that is to be kept."""
+    function = _Trained if norm.training else _Evaluated
+    given = (x, norm.weight, norm.bias, before, after, norm, relu, keep_sum)
+    # Triton launches where the host is, not where its arguments are.
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, Tensor | None] = function.apply(*given)  # type: ignore[no-untyped-call]
+    return found
 
 
-class _Fused(Function):
+class _Trained(Function):
+    """In train mode, by the statistics of the batch."""
+
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        before: Tensor | None,
-        after: Tensor | None,
         weight: Tensor,
         bias: Tensor,
+        before: Tensor | None,
+        after: Tensor | None,
         norm: BatchNorm,
         relu: bool,
+        keep_sum: bool,
     ) -> tuple[Tensor, Tensor | None]:
         kernels: Any = _kernels()
         running = kernels.Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum)
-        y, total, mean, rstd = kernels.normalised(
-            x, weight, bias, running, norm.eps, norm.arrivals, relu=relu, before=before, after=after
-        )
+        total, mean, rstd = kernels.statistics(x, running, norm.eps, norm.arrivals, before=before)
+        y = kernels.normalised(total, weight, bias, mean, rstd, relu=relu, after=after)
         # With an addend behind, y's sign is the ReLU's mask; otherwise x tells it, and y need not be kept.
         ctx.save_for_backward(total, weight, bias, mean, rstd, None if after is None else y)
         ctx.arrivals, ctx.relu = norm.arrivals, relu
         ctx.set_materialize_grads(False)
-        return y, None if before is None else total
+        return y, total if keep_sum and before is not None else None
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, for_y: Tensor | None, for_total: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, rstd, y = ctx.saved_tensors
         if for_y is None:
-            return for_total, for_total, None, None, None, None, None
-        for_y = for_y.contiguous(memory_format=torch.channels_last)
-        if for_total is not None:
-            for_total = for_total.contiguous(memory_format=torch.channels_last)
+            return _gradients(ctx, for_total)
+        for_y, for_total = _laid_out(for_y), _laid_out(for_total)
         kernels: Any = _kernels()
-        for_x, for_weight, for_bias, for_after = kernels.gradients(
-            for_y, x, weight, bias, mean, rstd, ctx.arrivals, relu=ctx.relu, y=y, for_total=for_total
+        layer = (weight, bias, mean, rstd)
+        for_weight, for_bias, masked = kernels.sums(for_y, x, *layer, ctx.arrivals, relu=ctx.relu, y=y)
+        # With an addend behind, what was written has passed the mask already.
+        relu = ctx.relu and y is None
+        for_x = kernels.gradient(masked, x, *layer, for_weight, for_bias, relu=relu, for_total=for_total)
+        return _gradients(ctx, for_x, masked, for_weight, for_bias)
+
+
+class _Evaluated(Function):
+    """In eval mode, by the running statistics: a scale and a shift."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        before: Tensor | None,
+        after: Tensor | None,
+        norm: BatchNorm,
+        relu: bool,
+        keep_sum: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        kernels: Any = _kernels()
+        trainable = any(ctx.needs_input_grad[1:3])
+        layer = (weight, bias, norm.running_mean, norm.running_var)
+        keep = keep_sum or trainable
+        y, total = kernels.evaluated(x, *layer, norm.eps, relu=relu, before=before, after=after, keep_sum=keep)
+        # y's sign is the ReLU's mask; the gradients of weight and bias need x besides.
+        ctx.save_for_backward(total if trainable else None, *layer, y if relu else None)
+        ctx.arrivals, ctx.eps = norm.arrivals, norm.eps
+        ctx.set_materialize_grads(False)
+        return y, total if keep_sum and before is not None else None
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, for_y: Tensor | None, for_total: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weight, bias, mean, variance, y = ctx.saved_tensors
+        if for_y is None:
+            return _gradients(ctx, for_total)
+        for_y, for_total = _laid_out(for_y), _laid_out(for_total)
+        kernels: Any = _kernels()
+        for_weight = for_bias = None
+        if asked_for(ctx, 1) or asked_for(ctx, 2):
+            layer = (weight, bias, mean, (variance + ctx.eps).rsqrt())
+            for_weight, for_bias, for_y = kernels.sums(for_y, x, *layer, ctx.arrivals, relu=False, y=y)
+            y = None  # what was written has passed the mask
+        for_x, masked = kernels.evaluated_gradients(
+            for_y, weight, variance, ctx.eps, y=y, for_total=for_total, keep_masked=ctx.needs_input_grad[4]
         )
-        needed = ctx.needs_input_grad
-        return (
-            for_x,
-            for_x if needed[1] else None,
-            for_after if needed[2] else None,
-            for_weight if needed[3] else None,
-            for_bias if needed[4] else None,
-            None,
-            None,
-        )
+        return _gradients(ctx, for_x, masked, for_weight, for_bias)
+
+
+def _laid_out(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.contiguous(memory_format=torch.channels_last)
+
+
+def _gradients(
+    ctx: Any,
+    for_x: Tensor | None,
+    for_after: Tensor | None = None,
+    for_weight: Tensor | None = None,
+    for_bias: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
+    """In the order of the functions' arguments; `before` has the gradient of x."""
+    found = (for_x, for_weight, for_bias, for_x, for_after)
+    wanted = zip(found, ctx.needs_input_grad[:5], strict=True)
+    return (*(one if needed else None for one, needed in wanted), None, None, None)

@@ -84,9 +84,12 @@ class PreActBlock(nn.Module):
 
     def layer(self, k: int, x: Tensor, addend: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The k-th layer's output for x + addend, and what goes past the block if k is 1."""
-        out, x = sum_norm_act(getattr(self, f"bn{k}"), self.activation, x, addend)
-        skip = self.shortcut(out) if k == 1 and self.shortcut is not None else x
-        return getattr(self, f"conv{k}")(out), skip
+        norm, conv = getattr(self, f"bn{k}"), getattr(self, f"conv{k}")
+        if k == 1 and self.shortcut is not None:
+            out = norm_act(norm, self.activation, x, before=addend)
+            return conv(out), self.shortcut(out)
+        out, x = sum_norm_act(norm, self.activation, x, addend)
+        return conv(out), x
 
 
 def _stages(
@@ -168,7 +171,7 @@ class PreActResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out, skip = self._summands(self.stem(x))
-        out, _ = sum_norm_act(self.bn, self.activation, out, skip)
+        out = norm_act(self.bn, self.activation, out, before=skip)
         out = F.adaptive_avg_pool2d(out, 1).flatten(1)
         logits: Tensor = self.linear(out)
         return logits

@@ -30,8 +30,8 @@ class _Convolution(Function):
     @staticmethod
     def backward(ctx: Any, outgoing: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        for_x = _input_gradient(outgoing, weight, x, ctx.settings) if _wanted(ctx, 0) else None
-        for_weight = _weight_gradient(outgoing, x, weight, ctx.settings) if _wanted(ctx, 1) else None
+        for_x = _input_gradient(outgoing, weight, x, ctx.settings) if asked_for(ctx, 0) else None
+        for_weight = _weight_gradient(outgoing, x, weight, ctx.settings) if asked_for(ctx, 1) else None
         return for_x, for_weight, None
 
 
@@ -47,8 +47,8 @@ class _InputGradient(Function):
     @staticmethod
     def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         outgoing, weight = ctx.saved_tensors
-        for_outgoing = _convolve(direction, weight, ctx.settings) if _wanted(ctx, 0) else None
-        for_weight = _weight_gradient(outgoing, direction, weight, ctx.settings) if _wanted(ctx, 1) else None
+        for_outgoing = _convolve(direction, weight, ctx.settings) if asked_for(ctx, 0) else None
+        for_weight = _weight_gradient(outgoing, direction, weight, ctx.settings) if asked_for(ctx, 1) else None
         return for_outgoing, for_weight, None, None
 
 
@@ -64,8 +64,8 @@ class _WeightGradient(Function):
     @staticmethod
     def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         outgoing, x = ctx.saved_tensors
-        for_outgoing = _convolve(x, direction, ctx.settings) if _wanted(ctx, 0) else None
-        for_x = _input_gradient(outgoing, direction, x, ctx.settings) if _wanted(ctx, 1) else None
+        for_outgoing = _convolve(x, direction, ctx.settings) if asked_for(ctx, 0) else None
+        for_x = _input_gradient(outgoing, direction, x, ctx.settings) if asked_for(ctx, 1) else None
         return for_outgoing, for_x, None, None
 
 
@@ -74,10 +74,11 @@ _input_gradient: Callable[..., Tensor] = _InputGradient.apply
 _weight_gradient: Callable[..., Tensor] = _WeightGradient.apply
 
 
-def _wanted(ctx: Any, position: int) -> bool:
+def asked_for(ctx: Any, position: int) -> bool:
     """Whether this very backward has a use for the gradient of a tensor: an attack asks for those of the images alone.
 
     `needs_input_grad` only tells what could be asked for, so that every attack would compute all weight gradients too.
+    All arguments up to `position` must be tensors: torch keeps no place for others.
     """
     if not ctx.needs_input_grad[position]:
         return False

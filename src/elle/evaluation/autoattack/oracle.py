@@ -9,10 +9,15 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from elle.models.batch_norm import fusing
+
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 _ROUNDING = {"fp32": 0.0, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7}
 """Relative distance of neighbouring numbers; 0 for float32, whose word is taken."""
 _AUTOCAST: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+FUSED_SEARCH = True
+"""The search has BatchNorm, ReLU and sums in one kernel where the network and the device know how."""
 
 # Logits' derivatives are sent back with this as their largest entry: well inside half precision on both sides.
 _SCALE = 64.0
@@ -76,13 +81,15 @@ class Oracle:
         return 2 * _ROUNDING[self.precision] * logits.abs().amax(1)
 
     def exact(self, x: Tensor, chunk: int = 512) -> Tensor:
-        """Logits in float32 proper [N, K]."""
+        """Logits in float32 proper [N, K], by torch's own operations."""
         parts = []
-        for part in torch.split(x, chunk):
-            # Padded to a power of two, so that a GPU meets few shapes.
-            size = min(chunk, max(16, 1 << (len(part) - 1).bit_length())) if self.device.type == "cuda" else len(part)
-            filled = torch.cat([part, part[:1].expand(size - len(part), *part.shape[1:])])
-            with torch.no_grad(), tf32(False), torch.autocast(self.device.type, enabled=False):
+        autocast = torch.autocast(self.device.type, enabled=False)
+        with fusing(self.model, False), torch.no_grad(), tf32(False), autocast:
+            for part in torch.split(x, chunk):
+                # Padded to a power of two, so that a GPU meets few shapes.
+                padded = min(chunk, max(16, 1 << (len(part) - 1).bit_length()))
+                missing = padded - len(part) if self.device.type == "cuda" else 0
+                filled = torch.cat([part, part[:1].expand(missing, *part.shape[1:])])
                 parts.append(self.model(self._laid_out(filled)).float()[: len(part)])
         return torch.cat(parts)
 
@@ -108,7 +115,8 @@ def _pulled_back(outputs: Tensor, x: Tensor, slope: Tensor) -> Tensor:
 def constant(model: nn.Module, channels_last: bool = True) -> Iterator[None]:
     """Eval mode, parameters without gradient, repeatable kernels; everything is put back afterwards.
 
-    On a GPU convolutions' weights are laid out as the images are, channels last, unless that is not wanted.
+    On a GPU convolutions' weights are laid out as the images are, channels last, and layers are fused; unless that is
+    not wanted.
     """
     modes = [(module, module.training) for module in model.modules()]
     wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
@@ -123,7 +131,8 @@ def constant(model: nn.Module, channels_last: bool = True) -> Iterator[None]:
     # Kernels chosen by trial differ between runs, and with them the last digits of a search.
     cudnn.benchmark, cudnn.deterministic = False, True
     try:
-        yield
+        with fusing(model, FUSED_SEARCH and channels_last):
+            yield
     finally:
         cudnn.benchmark, cudnn.deterministic = choice
         for parameter, weights in filters:
