@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from elle.core.attacks import Norm, SignStep
 from elle.core.linearity import Linearity
 from elle.engine.monitor import Monitor, Reading, Verdict
+from elle.evaluation.autoattack import oracle
 from elle.evaluation.capture import Captured
 from elle.evaluation.mode import evaluation_mode, is_wrong
+from elle.models.batch_norm import fusing
 
 IMAGES = 128
 """Images in a run's probe. A look costs 2 passes for the single step, 2 for each step of the multi-step attack, 3 for
@@ -118,12 +120,13 @@ class CollapseMonitor(Monitor):
         """Accuracy without attack, under one step, under several; E_lin; loss under several; number of classes: [6]."""
         x, y, device = self.x, self.y, self.x.device.type
         # Without autocast's cache: copies of the weights made before a capture would be looked at for ever after.
-        with torch.autocast(
+        precision = torch.autocast(
             device,
             dtype=torch.get_autocast_dtype(device),
             enabled=torch.is_autocast_enabled(device),
             cache_enabled=False,
-        ):
+        )
+        with precision, fusing(model, oracle.FUSED_SEARCH):
             x_single = self.single(model, x, y, self.eps)
             x_multi = self.multi(model, x, y, self.eps, self.begin)
             with torch.no_grad():
