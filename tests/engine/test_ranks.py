@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -69,13 +70,19 @@ def interrupted(work):
     return "went on"
 
 
+def gloo_threads():
+    return sum("gloo" in Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task"))
+
+
 def worker(rank, folder):
     """One rank: every run that the tests look at, into folders of their own; what it saw, into a file."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-point", rank=rank, world_size=2)
+    said = {"threads": []}
     for method in METHODS:
         train(configuration(f"{folder}/{method}", method))
+        said["threads"].append(gloo_threads())
     train(configuration(f"{folder}/lazy", "elle-a", *LAZY))
     train(configuration(f"{folder}/low", "elle-a", "memory=low"))
     train(in_phases(folder, f"{folder}/phases"))
@@ -84,7 +91,6 @@ def worker(rank, folder):
         if rank == 0:
             shutil.copytree(f"{folder}/{method}-resumed", f"{folder}/{method}-at-9")
         train(configuration(f"{folder}/{method}-resumed", method), resume=True)
-    said = {}
     signalled = configuration(f"{folder}/signalled", "elle-a")
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
@@ -231,6 +237,13 @@ def test_batchnorm_of_each_rank_is_said_so_and_trains_otherwise(two, one):
     assert json.loads((two / "local" / "result.json").read_text())["batchnorm"] == "each rank"
     difference = (column(two / "local", "loss") - column(one("elle-a"), "loss")).abs()
     assert 1e-3 < difference.max() < 0.5
+
+
+def test_a_run_leaves_no_threads_of_its_own_group_behind(two):
+    """One that lets go of a message while Python ends would abort the process."""
+    for rank in range(2):
+        threads = torch.load(two / f"rank-{rank}.pt")["threads"]
+        assert threads == [threads[0]] * len(METHODS)
 
 
 def test_an_average_is_the_same_on_every_rank(two):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -184,6 +185,11 @@ def joined(device: torch.device) -> Iterator[Ranks]:
     # Reached only without an error: after one the others may be gone, and taking leave would wait for them.
     ranks.exchanged(None)
     dist.destroy_process_group(None if ours else control)
+    # A group ends, and waits for its threads, with the last that refers to it; a thread that lets go of its last
+    # message while Python itself ends would bring the process down.
+    del control
+    object.__setattr__(ranks, "control", None)
+    gc.collect()
 
 
 def _meet(device: torch.device, one_machine: bool) -> None:
