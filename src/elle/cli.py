@@ -12,7 +12,7 @@ from elle import cli_bench, cli_evaluation, cli_export, cli_recipes, cli_sweep
 from elle.cli_data import app as data_app
 from elle.cli_data import list_datasets
 from elle.config import KEYS, load_config, parse_words, radius_option
-from elle.errors import InputError, Interrupted, WorkError, tell
+from elle.errors import InputError, Interrupted, WorkError, leave, tell
 from elle.printing import print_accuracies, print_json, print_rows, print_table
 from elle.version import __version__
 
@@ -59,7 +59,7 @@ def main() -> None:
             problem.show()
             sys.exit(code)
     tell(message, code)
-    sys.exit(code)
+    leave(code)
 
 
 def _usage(problem: Any) -> str:

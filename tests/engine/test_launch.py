@@ -131,3 +131,21 @@ def test_what_all_ranks_say_is_said_once_and_bad_input_stays_bad_input(tmp_path)
 
 def test_a_rank_that_ends_without_a_word_is_named(tmp_path):
     assert str(_reason(tmp_path, {1: 3})).startswith("rank 1 ended with exit code 3")
+
+
+def test_a_rank_that_fails_ends_at_once_and_what_it_said_is_out():
+    """Whatever else would happen at Python's end does not: a thread that is still at a message could abort it."""
+    program = (
+        "import atexit, sys\n"
+        "from elle.errors import leave\n"
+        "atexit.register(print, 'ceremony')\n"
+        "print('said')\n"
+        "leave(2)\n"
+    )
+    outcomes = {
+        rank: subprocess.run([sys.executable, "-c", program], env=os.environ | rank_of, capture_output=True, text=True)
+        for rank, rank_of in (("alone", {}), ("one of several", {"RANK": "1"}))
+    }
+    assert [one.returncode for one in outcomes.values()] == [2, 2]
+    assert outcomes["alone"].stdout.split() == ["said", "ceremony"]
+    assert outcomes["one of several"].stdout.split() == ["said"]
