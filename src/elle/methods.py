@@ -75,6 +75,8 @@ class Method:
     regulariser: Linearity | None = None
     weight: Constant | OnOff | None = None
     subspace: Subspace | None = None
+    shares_gradient: bool = False
+    """Its penalty holds the gradient at x constant, which a single step from x goes up: it is computed once."""
     published: Published | None = None
     needs: str = ""
     """What it asks of the network or the device beyond a forward and a backward."""
@@ -107,17 +109,15 @@ class Method:
         return self.attack.replays if isinstance(self.attack, Replay) else 1
 
     def attacked(self, model: nn.Module, x: Tensor, y: Tensor, eps: float | Tensor) -> tuple[Tensor, Loss]:
-        """The points to train at, and the loss there; not for a perturbation that is replayed.
-
-        GradAlign's attack goes up the gradient that its penalty holds constant: it is computed once, as by its authors.
-        """
+        """The points to train at, and the loss there; not for a perturbation that is replayed."""
         assert not isinstance(self.attack, Replay)
         if self.attack is None:
             return x, self.loss
-        if isinstance(self.loss, Penalised) and self.loss.penalty is gradient_misalignment and self.attack.at_image:
+        if self.shares_gradient and self.attack.at_image:
+            assert isinstance(self.loss, Penalised)
             gradient = input_gradient(model, x, y)
             x_adv = self.attack.next_point(x, gradient.nan_to_num(), x, eps)
-            return x_adv, dataclasses.replace(self.loss, penalty=partial(gradient_misalignment, gradient=gradient))
+            return x_adv, dataclasses.replace(self.loss, penalty=partial(self.loss.penalty, gradient=gradient))
         return self.attack(model, x, y, eps), self.loss
 
     def check(self, model: nn.Module) -> None:
@@ -193,6 +193,7 @@ _ROWS = [
         SignStep(clip=True),
         Cost(3, 4, 2),
         Penalised(gradient_misalignment, 0.2),
+        shares_gradient=True,
         published=gradalign_weight,
         needs=_DOUBLE,
         collapse="in some runs (SVHN and CIFAR-100 from eps 8/255, long schedules); weak above 16/255",
