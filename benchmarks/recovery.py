@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from elle.engine.checkpoint import write_json
+from results import result_file
 
-RESULTS = Path(__file__).parent / "results"
+from elle.engine.checkpoint import read_lines, write_json
+
 SHORT = ["epochs=6", "eval_every=0", "final=clean"]
 BY_TURNS = {"monitor-0": [], "no-monitor-0": ["probe_every=0"], "monitor-1": [], "no-monitor-1": ["probe_every=0"]}
 
@@ -36,10 +36,6 @@ def settings(radii: list[str]) -> dict[str, list[str]]:
 def train(words: list[str], directory: Path, root: str) -> None:
     command = [sys.executable, "-m", "elle", "train", "data=cifar10", f"root={root}", "method=fgsm", *words]
     subprocess.run([*command, f"out={directory}"], check=True)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def summary(directory: Path) -> dict[str, Any]:
@@ -81,8 +77,7 @@ def main() -> None:
     if not directories:
         sys.exit(f"no finished run in {args.runs}")
     known = json.loads((directories[0] / "result.json").read_text())
-    device = re.sub(r"[^a-z0-9]+", "-", known["device"].lower()).strip("-")
-    path = RESULTS / f"recovery-{device}-torch{known['torch'].split('+')[0]}.json"
+    path = result_file("recovery", known["device"], known["torch"])
     rows = [summary(directory) for directory in directories]
     write_json(path, {"torch": known["torch"], "device": known["device"], "runs": rows})
     print(path)

@@ -10,7 +10,8 @@ import torch
 FOLDER = Path(__file__).parent / "results"
 
 
-def result_file(name: str) -> Path:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+def result_file(name: str, device: str | None = None, version: str = torch.__version__) -> Path:
+    """For what was measured on this device with this torch, or on the ones named."""
+    device = device or (torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    return FOLDER / f"{name}-{slug}-torch{torch.__version__.split('+')[0]}.json"
+    return FOLDER / f"{name}-{slug}-torch{version.split('+')[0]}.json"
