@@ -28,14 +28,11 @@ from typing import Any
 
 from detection_runs import CIFAR10, EMBEDDED, SET_ON, make_run, name_of, run_all
 
+from elle.engine.checkpoint import read_lines
 from elle.engine.monitor import ABOVE_CHANCE, Monitor, Reading, Verdict, collapsed_readings
 from elle.errors import InputError, WorkError
 
 KINDS = ("collapsing", "temporary", "never robust", "healthy")
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def collapse_start(rows: list[Reading], chance: float, least: int) -> int | None:
