@@ -1,12 +1,12 @@
-"""Compare BatchNorm, ReLU and sums as GPU kernels of our own with torch's operations: by kernel, and by training step.
+"""Time BatchNorm, ReLU and sums as GPU kernels of our own: by kernel and tile, and by step beside torch's operations.
 
     python benchmarks/normalisation.py [--models preact-resnet18,wide-resnet-28-10] [--batch 128] [--steps] [--save]
 
 Every shape of a BatchNorm of the networks, at the batch and at three times it (ELLE's triplets), fp16 and channels
 last: microseconds and TB/s of each kernel by the tables ADDING and WRITING of src/elle/models/batch_norm_launches.py
-and, for the first network, with the best of several tiles; and torch's microseconds for the same forward and backward.
-Each is a CUDA graph of 20 repeats over inputs that together do not fit a cache, timed by CUDA events. Last the sums
-over all BatchNorms of each network, and the best tiles for few and for many rows: those belong into the two tables.
+and, for the first network, with the best of several tiles. Each is a CUDA graph of 20 repeats over inputs that
+together do not fit a cache, timed by CUDA events. Last the sums over all BatchNorms of each network, and the best tiles
+for few and for many rows: those belong into the two tables.
 
 With --steps whole steps besides: FGSM, and of the first network ELLE, with fused=off and fused=auto; GradAlign with the
 kernels of BatchNorm's second derivative (TRITON of src/elle/core/second_order/normalisation.py) and without.
@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from results import result_file
 from torch import Tensor, nn
 
@@ -40,6 +39,7 @@ CANDIDATES: dict[str, tuple[Any, ...]] = {
     "adding": (
         Adding(64, 8, 16, 128),
         Adding(64, 4, 16, 128),
+        Adding(64, 4, 16, 256),
         Adding(64, 8, 8, 256),
         Adding(64, 4, 8, 256),
         Adding(32, 8, 16, 128),
@@ -141,14 +141,6 @@ class Layer:
             case _:
                 return kernels.evaluated_gradients(g, norm.weight, norm.running_var, 1e-5, y=x, tiles=tiles)
 
-    def torch_run(self, training: bool) -> object:
-        """Forward and backward by torch's operations."""
-        x, _, g, _ = next(self.inputs)
-        self.norm.train(training).requires_grad_(training)
-        x = x.detach().requires_grad_()
-        y = F.relu(self.norm(x))
-        return torch.autograd.grad(y, [x, *self.norm.parameters()] if training else [x], g)
-
 
 def called(tiles: Any) -> str:
     return "table" if tiles is None else " ".join(f"{value} {name}" for name, value in vars(tiles).items())
@@ -163,16 +155,12 @@ def compare_layer(shape: Shape, batch: int, candidates: bool, device: torch.devi
             us = timed(lambda name=name, tiles=tiles: layer.run(name, tiles), device)
             speed = kernel.passes * layer.bytes / us / 1e6
             rows.append(known | {"kernel": name, "tiles": called(tiles), "us": us, "tb_s": speed})
-    for training, name in ((True, "torch, training"), (False, "torch, evaluation")):
-        us = timed(lambda training=training: layer.torch_run(training), device)
-        rows.append(known | {"kernel": name, "tiles": "", "us": us})
     words = " x ".join(map(str, (batch, *shape)))
     for name in dict.fromkeys(row["kernel"] for row in rows):
         same = [row for row in rows if row["kernel"] == name]
         shown = [same[0], *([min(same[1:], key=lambda row: row["us"])] if same[1:] else [])]
         for row in shown:
-            speed = f"{row['tb_s']:5.2f} TB/s" if "tb_s" in row else " " * 10
-            print(f"{words:20} {name:18} {row['us']:9.1f} us {speed}   {row['tiles']}", flush=True)
+            print(f"{words:20} {name:18} {row['us']:9.1f} us {row['tb_s']:5.2f} TB/s   {row['tiles']}", flush=True)
     return rows
 
 
@@ -182,20 +170,21 @@ def summarise(rows: list[Row], counts: dict[str, Counter[Shape]]) -> None:
         for batch in sorted({row["batch"] for row in rows}):
             sums: dict[str, float] = defaultdict(float)
             for row in rows:
-                if row["batch"] == batch and row["tiles"] in ("table", ""):
+                if row["batch"] == batch and row["tiles"] == "table":
                     sums[row["kernel"]] += shapes[tuple(row["shape"])] * row["us"]
             print(f"\n{name}, batch {batch}: all BatchNorms with ReLU, forward and backward, microseconds")
             for mode, parts in (("training", TRAINING), ("evaluation", EVALUATION)):
-                ours, theirs = sum(sums[part] for part in parts), sums[f"torch, {mode}"]
                 by_kernel = ", ".join(f"{part} {sums[part]:.0f}" for part in parts)
-                print(f"{mode:12} torch {theirs:8.0f}   ours {ours:8.0f}   {by_kernel}")
+                print(f"{mode:12} {sum(sums[part] for part in parts):8.0f}   {by_kernel}")
     for table in CANDIDATES:
         for words, many in (("fewer than", False), ("at least", True)):
             sums = defaultdict(float)
             for row in rows:
-                kernel = KERNELS.get(row["kernel"])
-                tried = kernel is not None and kernel.tiles == table and row["tiles"] != "table"
-                if tried and (row["rows"] >= MANY_ROWS) == many:
+                if (
+                    row["tiles"] != "table"
+                    and KERNELS[row["kernel"]].tiles == table
+                    and ((row["rows"] >= MANY_ROWS) == many)
+                ):
                     sums[row["tiles"]] += row["us"] * sum(shapes[tuple(row["shape"])] for shapes in counts.values())
             if sums:
                 print(f"\n{table}, {words} {MANY_ROWS} rows: microseconds of all BatchNorms, best first")
@@ -248,7 +237,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if args.save:
         path = result_file("normalisation")
         for row in rows:
-            row |= {key: round(row[key], 3) for key in ("us", "tb_s") if key in row}
+            row |= {key: round(row[key], 3) for key in ("us", "tb_s")}
         write_json(path, {"torch": torch.__version__, "batch": args.batch, "steps": steps, "layers": rows})
         print(path)
 

@@ -69,7 +69,9 @@ def forward_and_gradient(step, precision):
 
 def test_in_float32_a_forward_and_its_gradients_are_those_without(deterministic):
     results = [forward_and_gradient(deterministic("fgsm", "fp32", fused), "fp32") for fused in (True, False)]
-    assert all(relative_distance(mine, theirs) < 1e-3 for mine, theirs in zip(*results, strict=True))
+    logits, gradients, buffers = (relative_distance(*pair) for pair in zip(*results, strict=True))
+    # One ReLU in a million may switch, and a gradient differs by the root of their share.
+    assert (logits < 1e-4, gradients < 1e-2, buffers < 1e-4) == (True, True, True), (logits, gradients, buffers)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])

@@ -235,7 +235,8 @@ def post_activation():
 
 
 @pytest.mark.parametrize("build", [pre_activation, post_activation])
-def test_a_network_trains_as_without(build):
+def test_a_network_trains_as_without(build, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     unfused = build().to(DEVICE, memory_format=torch.channels_last).train()
     network = copy.deepcopy(unfused)

@@ -5,9 +5,9 @@ everything is added up in float32. In train mode there are two kernels forward a
 adds up, the second writes. In eval mode one kernel writes either way.
 
 A kernel that adds up splits the rows into parts, one a program. A program goes through its part in chunks of
-`unroll` x `rows` rows; it keeps one sum for each of `rows` x `columns` places and adds up over the places only in the
-end, so that its loop waits for nothing but memory: all loads of a chunk are under way together. The last program to
-arrive merges the parts, always in the same order.
+`unroll` tiles of `rows` rows; it keeps one sum for each of a tile's `rows` x `columns` places and adds up over the
+places only in the end, so that its loop waits for nothing but memory: all loads of a chunk are under way together. The
+last program to arrive merges the parts, always in the same order.
 
 With xhat = (x - mean) * rstd and g the gradient of y = w xhat + b behind the ReLU's mask, the gradients are sum(g) for
 b, sum(g xhat) for w, and w rstd (g - mean(g) - xhat mean(g xhat)) for x; in eval mode, w rstd g.
@@ -42,11 +42,20 @@ def _part(count, rows_a_part):
 
 
 @triton.jit
+def _rows(start, end, channels, column, inside, rows: tl.constexpr):
+    """Places of `rows` rows, and which of them there are."""
+    row = start + tl.arange(0, rows)
+    return row[:, None] * channels + column[None, :], (row < end)[:, None] & inside[None, :]
+
+
+@triton.jit
 def _chunk(start, end, channels, column, inside, rows: tl.constexpr, unroll: tl.constexpr):
-    """Places of `unroll` x `rows` rows, which of the rows there are, and which of the places."""
-    row = start + tl.arange(0, unroll)[:, None] * rows + tl.arange(0, rows)[None, :]
-    there = row < end
-    return row[:, :, None] * channels + column[None, None, :], there, there[:, :, None] & inside[None, None, :]
+    """`_rows`, so many times."""
+    places, known = (), ()
+    for tile in tl.static_range(unroll):
+        place, there = _rows(start + tile * rows, end, channels, column, inside, rows)
+        places, known = places + (place,), known + (there,)  # noqa: RUF005 -- Triton knows no unpacking
+    return places, known
 
 
 @triton.jit
@@ -57,17 +66,38 @@ def _tile(channels, count, column, inside, rows: tl.constexpr):
 
 
 @triton.jit
+def _loaded(values, place, known):
+    return tl.load(values + place, mask=known, other=0.0)
+
+
+@triton.jit
+def _all_loaded(values, places, known):
+    """What is at these places, as it is kept: converting would keep loads from being under way together."""
+    held = ()
+    if values is not None:
+        for tile in tl.static_range(len(places)):
+            held += (_loaded(values, places[tile], known[tile]),)
+    return held
+
+
+@triton.jit
 def _read(values, place, known):
-    return tl.load(values + place, mask=known, other=0.0).to(tl.float32)
+    return _loaded(values, place, known).to(tl.float32)
+
+
+@triton.jit
+def _sum(x, addend):
+    """x + addend as it is kept, rounded to x's type."""
+    return (x.to(tl.float32) + addend.to(tl.float32)).to(x.dtype).to(tl.float32)
 
 
 @triton.jit
 def _summed(x, addend, place, known):
-    """x + addend as it is kept, rounded to x's type, where there is an addend; else x."""
-    values = _read(x, place, known)
-    if addend is not None:
-        values = (values + _read(addend, place, known)).to(x.dtype.element_ty).to(tl.float32)
-    return values
+    """x + addend where there is an addend; else x."""
+    if addend is None:
+        return _read(x, place, known)
+    else:  # what a compiled function returns has one type
+        return _sum(_loaded(x, place, known), _loaded(addend, place, known))
 
 
 @triton.jit
@@ -164,22 +194,26 @@ def add_statistics(
     column, inside = _channels(channels, columns)
     first, end = _part(count, rows_a_part)
     pivot = _summed(x, addend, first * channels + column, inside)
-    start_place, _, start_known = _chunk(first, end, channels, column, inside, rows, 1)
+    start_place, start_known = _rows(first, end, channels, column, inside, rows)
     shift = _summed(x, addend, start_place, start_known)
     sums = tl.zeros([rows, columns], tl.float32)
     squares = tl.zeros([rows, columns], tl.float32)
     for start in range(first, end, unroll * rows):
-        places, there, known = _chunk(start, end, channels, column, inside, rows, unroll)
-        values = _summed(x, addend, places, known)
-        if addend is not None:
-            tl.store(total + places, values.to(total.dtype.element_ty), mask=known)
-        # Where there is no row, 0 - 0.
-        away = values - shift * there.to(tl.float32)[:, :, None]
-        sums += tl.sum(away, 0)
-        squares += tl.sum(away * away, 0)
+        places, known = _chunk(start, end, channels, column, inside, rows, unroll)
+        of_x = _all_loaded(x, places, known)
+        of_addend = _all_loaded(addend, places, known)
+        for tile in tl.static_range(unroll):
+            if addend is not None:
+                values = _sum(of_x[tile], of_addend[tile])
+                tl.store(total + places[tile], values.to(total.dtype.element_ty), mask=known[tile])
+            else:
+                values = of_x[tile].to(tl.float32)
+            away = tl.where(known[tile], values - shift, 0.0)
+            sums += away
+            squares += away * away
     size = tl.cdiv(tl.maximum(end - first - tl.arange(0, rows), 0), rows).to(tl.float32)
     step = sums * (1.0 / tl.maximum(size, 1.0))[:, None]
-    distance = tl.sum(shift, 0) - pivot[None, :] + step
+    distance = shift - pivot[None, :] + step
     sum_here, square = _added_distances(distance, tl.maximum(squares - sums * step, 0.0), size)
     centre, square = _settled(pivot, sum_here, square, end - first)
     target = partial + tl.program_id(1) * channels + column
@@ -221,23 +255,27 @@ def add_gradients(
     """sum(g) and sum(g xhat) behind the ReLU's mask, which x tells, or else y; g is then written, masked."""
     column, inside = _channels(channels, columns)
     first, end = _part(count, rows_a_part)
-    centre = _of_channels(mean, column, inside)[None, :, :]
+    centre = _of_channels(mean, column, inside)
     r = _of_channels(rstd, column, inside)
     w = _of_channels(weight, column, inside)
     b = _of_channels(bias, column, inside)
     sums = tl.zeros([rows, columns], tl.float32)
     products = tl.zeros([rows, columns], tl.float32)
     for start in range(first, end, unroll * rows):
-        places, _, known = _chunk(start, end, channels, column, inside, rows, unroll)
-        here = _read(g, places, known)
-        values = _read(x, places, known)
-        if y is not None:
-            here = tl.where(_read(y, places, known) > 0.0, here, 0.0)
-            tl.store(masked + places, here.to(masked.dtype.element_ty), mask=known)
-        elif relu:
-            here = tl.where(_affine(values, centre, r, w, b) > 0.0, here, 0.0)
-        sums += tl.sum(here, 0)
-        products += tl.sum(here * (values - centre), 0)  # outside of the array g is 0
+        places, known = _chunk(start, end, channels, column, inside, rows, unroll)
+        of_g = _all_loaded(g, places, known)
+        of_x = _all_loaded(x, places, known)
+        of_y = _all_loaded(y, places, known)
+        for tile in tl.static_range(unroll):
+            here = of_g[tile].to(tl.float32)
+            values = of_x[tile].to(tl.float32)
+            if y is not None:
+                here = tl.where(of_y[tile] > 0.0, here, 0.0)
+                tl.store(masked + places[tile], here.to(masked.dtype.element_ty), mask=known[tile])
+            elif relu:
+                here = tl.where(_affine(values, centre, r, w, b) > 0.0, here, 0.0)
+            sums += here
+            products += here * (values - centre)  # outside of the array g is 0
     sum_g, g_xhat = _both(sums, products * r)
     target = partial + tl.program_id(1) * channels + column
     tl.store(target, sum_g, mask=inside)

@@ -16,9 +16,8 @@ _ROUNDING = {"fp32": 0.0, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7}
 """Relative distance of neighbouring numbers; 0 for float32, whose word is taken."""
 _AUTOCAST: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
-FUSED_SEARCH = False
-"""Whether a search has BatchNorm, ReLU and sums in one kernel where the network and the device know how: off until the
-kernels of eval mode have been tried on a GPU, since one that is wrong would make an attack weak."""
+FUSED_SEARCH = True
+"""Whether a search has BatchNorm, ReLU and sums in one kernel where the network and the device know how."""
 
 # Logits' derivatives are sent back with this as their largest entry: well inside half precision on both sides.
 _SCALE = 64.0
