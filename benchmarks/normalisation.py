@@ -3,10 +3,10 @@
     python benchmarks/normalisation.py [--models preact-resnet18,wide-resnet-28-10] [--batch 128] [--steps] [--save]
 
 Every shape of a BatchNorm of the networks, at the batch and at three times it (ELLE's triplets), fp16 and channels
-last: microseconds and TB/s of each kernel by the tables ADDING and WRITING of src/elle/models/batch_norm_launches.py
+last: microseconds and TB/s of each kernel with the tiles that src/elle/models/batch_norm_launches.py gives it,
 and, for the first network, with the best of several tiles. Each is a CUDA graph of 20 repeats over inputs that
 together do not fit a cache, timed by CUDA events. Last the sums over all BatchNorms of each network, and the best tiles
-for few and for many rows: those belong into the two tables.
+for STATISTICS, SUMS and WRITING of that file.
 
 With --steps whole steps besides: FGSM, and of the first network ELLE, with fused=off and fused=auto; GradAlign with the
 kernels of BatchNorm's second derivative (TRITON of src/elle/core/second_order/normalisation.py) and without.
@@ -35,18 +35,20 @@ from elle.models.registry import MODELS
 
 REPEATS = 20
 BEYOND_CACHE = 2**27
+ADDING = (
+    Adding(32, 4, 8, 256),
+    Adding(32, 8, 16, 128),
+    Adding(32, 4, 4, 512),
+    Adding(32, 4, 8, 512),
+    Adding(16, 4, 8, 256),
+    Adding(64, 4, 16, 128),
+    Adding(64, 8, 8, 256),
+)
 CANDIDATES: dict[str, tuple[Any, ...]] = {
-    "adding": (
-        Adding(64, 8, 16, 128),
-        Adding(64, 4, 16, 128),
-        Adding(64, 4, 16, 256),
-        Adding(64, 8, 8, 256),
-        Adding(64, 4, 8, 256),
-        Adding(32, 8, 16, 128),
-    ),
-    "writing": (Writing(128, 64, 8), Writing(64, 64, 4), Writing(64, 64, 8), Writing(32, 64, 4)),
+    "STATISTICS": ADDING,
+    "SUMS": ADDING,
+    "WRITING": (Writing(32, 128, 4), Writing(32, 64, 4), Writing(16, 128, 4), Writing(32, 256, 8), Writing(64, 64, 8)),
 }
-MANY_ROWS = kernels.ADDING[0][0]
 Shape = tuple[int, int, int]
 Row = dict[str, Any]
 
@@ -55,21 +57,21 @@ class Kernel(NamedTuple):
     passes: int
     """Over the activations, read or written."""
     tiles: str
-    """Which table has its tiles."""
+    """The name of its tiles."""
     tried: bool
     """Whether the choice of tiles looks at it."""
 
 
 KERNELS = {
-    "statistics": Kernel(1, "adding", True),
-    "statistics, sum": Kernel(3, "adding", False),
-    "normalised": Kernel(2, "writing", True),
-    "sums": Kernel(2, "adding", True),
-    "gradient": Kernel(3, "writing", True),
-    "gradient, sum": Kernel(4, "writing", False),
-    "evaluated": Kernel(2, "writing", False),
-    "evaluated, sum": Kernel(4, "writing", False),
-    "evaluated gradient": Kernel(3, "writing", False),
+    "statistics": Kernel(1, "STATISTICS", True),
+    "statistics, sum": Kernel(3, "STATISTICS", False),
+    "normalised": Kernel(2, "WRITING", True),
+    "sums": Kernel(2, "SUMS", True),
+    "gradient": Kernel(3, "WRITING", True),
+    "gradient, sum": Kernel(4, "WRITING", False),
+    "evaluated": Kernel(2, "WRITING", False),
+    "evaluated, sum": Kernel(4, "WRITING", False),
+    "evaluated gradient": Kernel(3, "WRITING", False),
 }
 TRAINING = ("statistics", "normalised", "sums", "gradient")
 EVALUATION = ("evaluated", "evaluated gradient")
@@ -143,7 +145,7 @@ class Layer:
 
 
 def called(tiles: Any) -> str:
-    return "table" if tiles is None else " ".join(f"{value} {name}" for name, value in vars(tiles).items())
+    return "default" if tiles is None else " ".join(f"{value} {name}" for name, value in vars(tiles).items())
 
 
 def compare_layer(shape: Shape, batch: int, candidates: bool, device: torch.device) -> list[Row]:
@@ -165,31 +167,25 @@ def compare_layer(shape: Shape, batch: int, candidates: bool, device: torch.devi
 
 
 def summarise(rows: list[Row], counts: dict[str, Counter[Shape]]) -> None:
-    """What all BatchNorms of a network take, and which tiles are best for few and for many rows."""
+    """What all BatchNorms of a network take, and which tiles are best."""
     for name, shapes in counts.items():
         for batch in sorted({row["batch"] for row in rows}):
             sums: dict[str, float] = defaultdict(float)
             for row in rows:
-                if row["batch"] == batch and row["tiles"] == "table":
+                if row["batch"] == batch and row["tiles"] == "default":
                     sums[row["kernel"]] += shapes[tuple(row["shape"])] * row["us"]
             print(f"\n{name}, batch {batch}: all BatchNorms with ReLU, forward and backward, microseconds")
             for mode, parts in (("training", TRAINING), ("evaluation", EVALUATION)):
                 by_kernel = ", ".join(f"{part} {sums[part]:.0f}" for part in parts)
                 print(f"{mode:12} {sum(sums[part] for part in parts):8.0f}   {by_kernel}")
     for table in CANDIDATES:
-        for words, many in (("fewer than", False), ("at least", True)):
-            sums = defaultdict(float)
-            for row in rows:
-                if (
-                    row["tiles"] != "table"
-                    and KERNELS[row["kernel"]].tiles == table
-                    and ((row["rows"] >= MANY_ROWS) == many)
-                ):
-                    sums[row["tiles"]] += row["us"] * sum(shapes[tuple(row["shape"])] for shapes in counts.values())
-            if sums:
-                print(f"\n{table}, {words} {MANY_ROWS} rows: microseconds of all BatchNorms, best first")
-                for tiles, us in sorted(sums.items(), key=lambda item: item[1]):
-                    print(f"{us:10.0f}   {tiles}")
+        sums = defaultdict(float)
+        for row in rows:
+            if row["tiles"] != "default" and KERNELS[row["kernel"]].tiles == table:
+                sums[row["tiles"]] += row["us"] * sum(shapes[tuple(row["shape"])] for shapes in counts.values())
+        print(f"\n{table}: microseconds of all BatchNorms, best first")
+        for tiles, us in sorted(sums.items(), key=lambda item: item[1]):
+            print(f"{us:10.0f}   {tiles}")
 
 
 def compare_steps(model: str, more: bool, batch: int, device: torch.device) -> list[Row]:

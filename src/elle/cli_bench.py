@@ -27,7 +27,7 @@ def bench(
     precision: Annotated[str, typer.Option(help="auto, fp32, tf32, fp16 or bf16.")] = "auto",
     memory: Annotated[str, typer.Option(help="auto or low, as in training.")] = "auto",
     penalty: Annotated[str, typer.Option(help="trained; measured: E_lin without its backward; left out.")] = "trained",
-    fused: Annotated[str, typer.Option(help="auto or off, as in training.")] = "off",
+    fused: Annotated[str, typer.Option(help="auto or off, as in training.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     profile: Annotated[bool, typer.Option("--profile", help="Name the kernels that take longest.")] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for the numbers (JSON) and the figure (SVG).")] = None,
@@ -103,7 +103,7 @@ def _print(result: dict[str, Any]) -> None:
         if "kernels" in row:
             print(f"\n{row['method']}: the kernels that take longest")
             kernels = [
-                [f"{one['share']:.1%}", f"{one['ms']:.3f}", f"{one['calls']:g}", one["kernel"][:110]]
+                [f"{one['share']:.1%}", f"{one['ms']:.3f}", f"{one['calls']:g}", one["kernel"]]
                 for one in row["kernels"][:10]
             ]
             print_table(["share", "ms a step", "calls", "kernel"], kernels)
@@ -122,7 +122,7 @@ def _write(folder: Path, result: dict[str, Any]) -> list[Path]:
     from elle.files import write_json, write_text
 
     device = re.sub(r"[^a-z0-9]+", "-", result["device"].lower()).strip("-")
-    told = (("memory", "auto", ""), ("penalty", "trained", ""), ("fused", "off", "fused-"))
+    told = (("memory", "auto", ""), ("penalty", "trained", ""), ("fused", "auto", "fused-"))
     changed = [before + result[key].replace(" ", "-") for key, usual, before in told if result[key] != usual]
     name = "-".join(["bench", result["model"], *changed, device, f"torch{result['torch'].split('+')[0]}"])
     files = [folder / f"{name}.json", folder / f"{name}.svg"]

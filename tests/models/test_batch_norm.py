@@ -258,8 +258,8 @@ def test_where_triton_cannot_launch_torch_stays_and_a_warning_says_why(monkeypat
         assert not batch_norm._launchable.__wrapped__(torch.device("cuda"))
 
 
-@pytest.mark.parametrize(("setting", "wanted"), [({}, False), ({"fused": "off"}, False), ({"fused": "auto"}, True)])
-def test_a_step_marks_the_network_if_asked(setting, wanted, monkeypatch):
+@pytest.mark.parametrize(("setting", "wanted"), [({}, True), ({"fused": "off"}, False)])
+def test_a_step_marks_the_network_unless_told_otherwise(setting, wanted, monkeypatch):
     asked = []
     monkeypatch.setattr("elle.engine.step.use_fused", lambda model, wanted: asked.append(wanted))
     make_step("fgsm", **setting)
@@ -267,7 +267,7 @@ def test_a_step_marks_the_network_if_asked(setting, wanted, monkeypatch):
 
 
 def test_a_run_may_be_resumed_with_or_without():
-    assert load_config([]).differences(load_config(["fused=auto"])) == []
+    assert load_config([]).differences(load_config(["fused=off"])) == []
 
 
 def test_a_network_that_was_marked_can_be_exported(fused):

@@ -28,6 +28,8 @@ DEVICE = "cuda" if GPU else "cpu"
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 SHAPES = [(3, 5, 4, 7), (5, 160, 3, 3), (9, 16, 1, 1), (2, 64, 8, 8)]
 LARGE = [(128, 64, 32, 32), (128, 512, 4, 4), (384, 128, 16, 16), (128, 160, 32, 32), (127, 640, 8, 8)]
+MANY_ROWS = (1100, 8, 64, 64)
+"""More tiles than the second axis of a grid has programs."""
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +126,7 @@ def test_values_gradients_and_statistics_are_torch_s(shape, dtype, place):
 @pytest.mark.skipif(not GPU, reason="large")
 @pytest.mark.parametrize("place", ["none", "before", "after"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shape", LARGE, ids=str)
+@pytest.mark.parametrize("shape", [*LARGE, MANY_ROWS], ids=str)
 def test_of_whole_batches_too(shape, dtype, place):
     # A sum of very many values in float32 is as exact as torch's own.
     compare(shape, dtype, place, tolerance=max(TOLERANCE[dtype], 1e-5))
@@ -139,7 +141,8 @@ def test_a_sum_that_nobody_else_reads_gets_its_gradient():
 @pytest.mark.parametrize(("mean", "std"), [(1000.0, 0.1), (100.0, 0.1), (-3.0, 1e-4), (0.0, 1e-6)])
 def test_a_large_mean_does_not_swallow_a_small_variance(mean, std, dtype, tiles, monkeypatch):
     if tiles == "small":  # several chunks a part
-        monkeypatch.setattr(launches(), "ADDING", ((0, launches().Adding(8, 4, 1, 2)),))
+        for name in ("STATISTICS", "SUMS"):
+            monkeypatch.setattr(launches(), name, launches().Adding(8, 4, 1, 2))
     torch.manual_seed(0)
     norm = layer(6)
     reference = exact(norm)
@@ -154,7 +157,8 @@ def test_a_large_mean_does_not_swallow_a_small_variance(mean, std, dtype, tiles,
 
 def test_first_values_far_from_all_others_do_not_spoil_the_variance(monkeypatch):
     """The distances are taken from each place's first value: here 16 places with 256 values."""
-    monkeypatch.setattr(launches(), "ADDING", ((0, launches().Adding(8, 4, 1, 1)),))
+    for name in ("STATISTICS", "SUMS"):
+        monkeypatch.setattr(launches(), name, launches().Adding(8, 4, 1, 1))
     torch.manual_seed(0)
     norm = layer(8)
     reference = exact(norm)
@@ -175,8 +179,9 @@ def test_first_values_far_from_all_others_do_not_spoil_the_variance(monkeypatch)
 )
 def test_other_tiles_give_the_same(shape, place, adding, writing, monkeypatch):
     kernels = launches()
-    monkeypatch.setattr(kernels, "ADDING", ((0, kernels.Adding(*adding)),))
-    monkeypatch.setattr(kernels, "WRITING", ((0, kernels.Writing(*writing)),))
+    for name in ("STATISTICS", "SUMS"):
+        monkeypatch.setattr(kernels, name, kernels.Adding(*adding))
+    monkeypatch.setattr(kernels, "WRITING", kernels.Writing(*writing))
     compare(shape, torch.float32, place)
 
 

@@ -39,7 +39,7 @@ class Setting:
     """Images a step; None is 128 on a GPU and 8 on a CPU."""
     memory: Literal["auto", "low"] = "auto"
     penalty: Penalty = "trained"
-    fused: Literal["auto", "off"] = "off"
+    fused: Literal["auto", "off"] = "auto"
 
     @property
     def images(self) -> int:
@@ -180,6 +180,10 @@ def milliseconds(run: Callable[[], None], rounds: int, repeats: int, device: tor
     return statistics.median(times)
 
 
+_NAME = 120
+"""So much of a kernel's name is kept: templates of C++ go on for a thousand characters."""
+
+
 def _kernels(run: Callable[[], None], setting: Setting, steps: int = 3) -> list[Row]:
     """The kernels, the one that takes longest first, with their share of all kernels' time."""
     from torch.profiler import ProfilerActivity, profile
@@ -199,7 +203,7 @@ def _kernels(run: Callable[[], None], setting: Setting, steps: int = 3) -> list[
     longest = sorted(times.items(), key=lambda item: -item[1][0])
     return [
         {
-            "kernel": name,
+            "kernel": name[:_NAME],
             "ms": round(spent / 1000 / steps, 4),
             "calls": round(count / steps, 1),
             "share": round(spent / total, 4),

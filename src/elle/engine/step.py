@@ -55,7 +55,7 @@ class Step:
         steps_per_epoch: int,
         total_steps: int,
         memory: Literal["auto", "low"] = "auto",
-        fused: Literal["auto", "off"] = "off",
+        fused: Literal["auto", "off"] = "auto",
         average: float = 0.0,
         ranks: Ranks = ALONE,
         accumulate: int = 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
@@ -40,7 +41,7 @@ class Captured(Generic[Result]):
         if self.graph is None:
             graph = torch.cuda.CUDAGraph()
             # Other threads may speak to the device meanwhile: the one that watches over the ranks' messages does.
-            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            with _no_collection(), torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                 self.result = self.work()
             self.graph = graph
         self.graph.replay()
@@ -52,6 +53,18 @@ class Captured(Generic[Result]):
             result = self.work()
         torch.cuda.current_stream().wait_stream(self.stream)
         return result
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's collector keeps still: a graph that it freed would end the capture in progress."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextlib.contextmanager

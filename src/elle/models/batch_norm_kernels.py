@@ -21,9 +21,20 @@ PARTS_AT_ONCE: tl.constexpr = tl.constexpr(128)
 
 
 @triton.jit
+def _blocks(channels, columns: tl.constexpr):
+    """Which of the blocks of channels is this program's, and which of the blocks of rows.
+
+    One number tells both, since a grid's second axis has no more than 65,535 programs.
+    """
+    blocks = tl.cdiv(channels, columns)
+    return tl.program_id(0) % blocks, tl.program_id(0) // blocks
+
+
+@triton.jit
 def _channels(channels, columns: tl.constexpr):
     """The channels of this program, and which of them there are."""
-    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    block, _ = _blocks(channels, columns)
+    column = block * columns + tl.arange(0, columns)
     column = tl.max_contiguous(tl.multiple_of(column, columns), columns)
     return column, column < channels
 
@@ -35,10 +46,11 @@ def _of_channels(values, column, inside):
 
 
 @triton.jit
-def _part(count, rows_a_part):
-    """The rows of this program, from the first to the end."""
-    first = tl.program_id(1) * rows_a_part
-    return first, tl.minimum(first + rows_a_part, count)
+def _part(channels, count, rows_a_part, columns: tl.constexpr):
+    """Which part is this program's, and its rows, from the first to the end."""
+    _, part = _blocks(channels, columns)
+    first = part * rows_a_part
+    return part, first, tl.minimum(first + rows_a_part, count)
 
 
 @triton.jit
@@ -54,14 +66,15 @@ def _chunk(start, end, channels, column, inside, rows: tl.constexpr, unroll: tl.
     places, known = (), ()
     for tile in tl.static_range(unroll):
         place, there = _rows(start + tile * rows, end, channels, column, inside, rows)
-        places, known = places + (place,), known + (there,)  # noqa: RUF005 -- Triton knows no unpacking
+        places, known = places + (place,), known + (there,)  # type: ignore[assignment]  # noqa: RUF005 -- Triton knows no unpacking
     return places, known
 
 
 @triton.jit
-def _tile(channels, count, column, inside, rows: tl.constexpr):
+def _tile(channels, count, column, inside, rows: tl.constexpr, columns: tl.constexpr):
     """Places of the rows that this program writes, and which of them there are."""
-    row = tl.program_id(1) * rows + tl.arange(0, rows)
+    _, block = _blocks(channels, columns)
+    row = block * rows + tl.arange(0, rows)
     return row[:, None] * channels + column[None, :], (row < count)[:, None] & inside[None, :]
 
 
@@ -76,7 +89,7 @@ def _all_loaded(values, places, known):
     held = ()
     if values is not None:
         for tile in tl.static_range(len(places)):
-            held += (_loaded(values, places[tile], known[tile]),)
+            held += (_loaded(values, places[tile], known[tile]),)  # type: ignore[assignment]
     return held
 
 
@@ -101,10 +114,10 @@ def _summed(x, addend, place, known):
 
 
 @triton.jit
-def _is_last(arrivals, parts):
+def _is_last(counter, parts):
     """Whether all other programs of these channels have written their part; for the last one all of it is visible."""
     tl.debug_barrier()  # of this program's threads; the atomic then publishes what all of them have written
-    return tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel", scope="gpu") == parts - 1
+    return tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == parts - 1
 
 
 @triton.jit
@@ -173,8 +186,9 @@ def _merge_statistics(
     tl.store(running_mean + column, momentum * centre + (1.0 - momentum) * old, mask=inside)
     old = tl.load(running_var + column, mask=inside, other=0.0)
     tl.store(running_var + column, momentum * (square / (count - 1)) + (1.0 - momentum) * old, mask=inside)
-    if batches is not None:  # noqa: SIM102
-        if tl.program_id(0) == 0:
+    if batches is not None:
+        block, _ = _blocks(channels, columns)
+        if block == 0:
             tl.store(batches, tl.load(batches) + 1)
 
 
@@ -192,7 +206,7 @@ def add_statistics(
     loses at most log2(n + 1) bits, on average one, however far the mean is from 0.
     """
     column, inside = _channels(channels, columns)
-    first, end = _part(count, rows_a_part)
+    part, first, end = _part(channels, count, rows_a_part, columns)
     pivot = _summed(x, addend, first * channels + column, inside)
     start_place, start_known = _rows(first, end, channels, column, inside, rows)
     shift = _summed(x, addend, start_place, start_known)
@@ -216,15 +230,16 @@ def add_statistics(
     distance = shift - pivot[None, :] + step
     sum_here, square = _added_distances(distance, tl.maximum(squares - sums * step, 0.0), size)
     centre, square = _settled(pivot, sum_here, square, end - first)
-    target = partial + tl.program_id(1) * channels + column
+    target = partial + part * channels + column
     tl.store(target, centre, mask=inside)
     tl.store(target + parts * channels, square, mask=inside)
-    if _is_last(arrivals, parts):
+    block, _ = _blocks(channels, columns)
+    if _is_last(arrivals + block, parts):
         _merge_statistics(
             partial, mean, rstd, running_mean, running_var, batches, eps, momentum,
             count, channels, parts, rows_a_part, columns,
         )  # fmt: skip
-        tl.store(arrivals + tl.program_id(0), 0)  # for the next kernel
+        tl.store(arrivals + block, 0)  # for the next kernel
 
 
 @triton.jit
@@ -254,7 +269,7 @@ def add_gradients(
 ):  # fmt: skip
     """sum(g) and sum(g xhat) behind the ReLU's mask, which x tells, or else y; g is then written, masked."""
     column, inside = _channels(channels, columns)
-    first, end = _part(count, rows_a_part)
+    part, first, end = _part(channels, count, rows_a_part, columns)
     centre = _of_channels(mean, column, inside)
     r = _of_channels(rstd, column, inside)
     w = _of_channels(weight, column, inside)
@@ -277,12 +292,13 @@ def add_gradients(
             sums += here
             products += here * (values - centre)  # outside of the array g is 0
     sum_g, g_xhat = _both(sums, products * r)
-    target = partial + tl.program_id(1) * channels + column
+    target = partial + part * channels + column
     tl.store(target, sum_g, mask=inside)
     tl.store(target + parts * channels, g_xhat, mask=inside)
-    if _is_last(arrivals, parts):
+    block, _ = _blocks(channels, columns)
+    if _is_last(arrivals + block, parts):
         _merge_sums(partial, for_bias, for_weight, channels, parts, columns)
-        tl.store(arrivals + tl.program_id(0), 0)
+        tl.store(arrivals + block, 0)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -295,7 +311,7 @@ def write_normalised(
     x + before is written to `total` if given. `spread` is the variance where eps is given, else already the rstd.
     """
     column, inside = _channels(channels, columns)
-    place, known = _tile(channels, count, column, inside, rows)
+    place, known = _tile(channels, count, column, inside, rows, columns)
     r = _rstd(_of_channels(spread, column, inside), eps)
     w, b = _of_channels(weight, column, inside), _of_channels(bias, column, inside)
     values = _summed(x, before, place, known)
@@ -316,7 +332,7 @@ def write_gradient(
 ):  # fmt: skip
     """w rstd (g - mean(g) - xhat mean(g xhat)), plus the gradient that x has from elsewhere, where there is one."""
     column, inside = _channels(channels, columns)
-    place, known = _tile(channels, count, column, inside, rows)
+    place, known = _tile(channels, count, column, inside, rows, columns)
     centre, r = _of_channels(mean, column, inside), _of_channels(rstd, column, inside)
     w, b = _of_channels(weight, column, inside), _of_channels(bias, column, inside)
     # Of each channel, so that a value costs two multiplications and additions.
@@ -343,7 +359,7 @@ def write_scaled(
     The gradient behind the mask itself is written to `masked` if given.
     """
     column, inside = _channels(channels, columns)
-    place, known = _tile(channels, count, column, inside, rows)
+    place, known = _tile(channels, count, column, inside, rows, columns)
     scale = _rstd(_of_channels(variance, column, inside), eps) * _of_channels(weight, column, inside)
     here = _read(g, place, known)
     if y is not None:

@@ -33,9 +33,10 @@ class Writing:
     warps: int
 
 
-ADDING = ((16_384, Adding(64, 8, 16, 128)), (0, Adding(64, 8, 16, 128)))
-WRITING = ((16_384, Writing(128, 64, 8)), (0, Writing(64, 64, 4)))
-"""(from so many rows on, these): guesses for 132 multiprocessors; benchmarks/normalisation.py compares others."""
+STATISTICS = Adding(32, 4, 8, 256)
+SUMS = Adding(32, 8, 16, 128)
+WRITING = Writing(32, 128, 4)
+"""Best of several on an H200, for few rows and for many; benchmarks/normalisation.py compares them."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,15 @@ class Running:
 class _Adders:
     """Programs that add up over the rows of x, a part of them each, and read `arrays` arrays of its shape."""
 
-    def __init__(self, x: Tensor, arrays: int, tiles: Adding | None) -> None:
+    def __init__(self, x: Tensor, arrays: int, tiles: Adding) -> None:
         channels, count = x.shape[1], x.numel() // x.shape[1]
-        tiles = tiles or next(tiles for least, tiles in ADDING if count >= least)
         columns = _columns(channels, tiles.columns)
         rows = 32 * tiles.warps * 16 // (columns * x.element_size())
         across = triton.cdiv(channels, columns)
         rows_a_part = triton.cdiv(triton.cdiv(count, triton.cdiv(tiles.programs, across)), rows) * rows
         parts = triton.cdiv(count, rows_a_part)
         unroll = 1 << (max(tiles.loads // arrays, 1).bit_length() - 1)
-        self.grid = (across, parts)
+        self.grid = (across * parts,)
         self.size = (count, channels, parts, rows_a_part)
         self.shape = {"rows": rows, "columns": columns, "unroll": unroll, "num_warps": tiles.warps}
         self.partial = torch.empty(2, parts, channels, dtype=torch.float32, device=x.device)
@@ -71,9 +71,9 @@ class _Writers:
 
     def __init__(self, x: Tensor, tiles: Writing | None) -> None:
         channels, count = x.shape[1], x.numel() // x.shape[1]
-        tiles = tiles or next(tiles for least, tiles in WRITING if count >= least)
+        tiles = tiles or WRITING
         columns = _columns(channels, tiles.columns)
-        self.grid = (triton.cdiv(channels, columns), triton.cdiv(count, tiles.rows))
+        self.grid = (triton.cdiv(channels, columns) * triton.cdiv(count, tiles.rows),)
         self.size = (count, channels)
         self.shape = {"rows": tiles.rows, "columns": columns, "num_warps": tiles.warps}
 
@@ -93,7 +93,7 @@ def statistics(
     before: Tensor | None = None, tiles: Adding | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """x + before, and the mean and rstd of its channels."""
-    adders = _Adders(x, 1 if before is None else 2, tiles)
+    adders = _Adders(x, 1 if before is None else 2, tiles or STATISTICS)
     total = x if before is None else torch.empty_like(x)
     mean, rstd = torch.empty_like(running.mean), torch.empty_like(running.mean)
     moved = (running.mean, running.var, running.batches, eps, running.momentum)
@@ -121,7 +121,7 @@ def sums(
     y: Tensor | None = None, tiles: Adding | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of weight and bias, and, where y tells the mask, g behind it; else g itself."""
-    adders = _Adders(x, 2 if y is None else 3, tiles)
+    adders = _Adders(x, 2 if y is None else 3, tiles or SUMS)
     masked = g if y is None else torch.empty_like(x)
     for_weight, for_bias = torch.empty_like(weight), torch.empty_like(bias)
     kernels.add_gradients[adders.grid](
