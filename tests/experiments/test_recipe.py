@@ -32,6 +32,7 @@ COUNTS = {
     "figure-18a": (1, 0),
     "figure-18b": (117, 0),
     "figure-19": (160, 0),
+    "speedrun": (5, 2),
     "table-1": (24, 16),
     "table-2": (576, 192),
     "table-3": (48, 32),
@@ -50,7 +51,7 @@ def written(tmp_path):
     return write
 
 
-def test_there_is_a_recipe_for_every_table_and_figure():
+def test_there_is_a_recipe_for_every_table_and_figure_and_for_the_speedrun():
     assert set(recipe_files()) == set(COUNTS)
 
 
