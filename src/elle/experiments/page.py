@@ -53,7 +53,7 @@ th:first-child { padding-left: .8rem }
 td:last-child, th:last-child { padding-right: .4rem }
 thead th { border-bottom: 1.5px solid var(--axis); font-size: .9rem; font-weight: 600; color: var(--soft);
   white-space: normal; vertical-align: bottom }
-thead span { white-space: nowrap }
+thead span, caption span, h1 span, h2 span { white-space: nowrap }
 tbody th { font-weight: 600 }
 th:first-child { position: sticky; left: 0; background: var(--paper) }
 tbody tr { border-bottom: 1px solid var(--grid) }
@@ -134,7 +134,7 @@ def render(title: str, lead: str, parts: Sequence[Part], footer: str = "") -> st
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         f"<title>{escape(title)}</title>\n<style>{_style()}</style>\n</head>\n<body>\n"
-        f'<header>\n<h1>{escape(title)}</h1>\n<div class="lead">\n{_paragraphs(lead)}\n</div>\n</header>\n'
+        f'<header>\n<h1>{_unbroken(title)}</h1>\n<div class="lead">\n{_paragraphs(lead)}\n</div>\n</header>\n'
         "<main>\n" + "\n".join(body) + f"\n</main>\n{end}</body>\n</html>\n"
     )
 
@@ -160,7 +160,7 @@ def _paragraphs(text: str) -> str:
 
 def _figure(chart: Figure, names: Sequence[str]) -> str:
     note = f'\n<p class="note">{escape(chart.note)}</p>' if chart.note else ""
-    heading = f"<figcaption><h2>{escape(chart.title)}</h2></figcaption>"
+    heading = f"<figcaption><h2>{_unbroken(chart.title)}</h2></figcaption>"
     return f"<figure>\n{heading}\n{draw_figure(chart, names)}{note}\n</figure>"
 
 
@@ -181,7 +181,7 @@ def _table(table: Table) -> str:
         rows.append(('<tr class="bad">' if bad else "<tr>") + "".join(cells) + "</tr>")
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(table.caption)}">\n<table>\n'
-        f"<caption>{escape(table.caption)}</caption>\n<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>\n"
+        f"<caption>{_unbroken(table.caption)}</caption>\n<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>\n"
         + "\n".join(rows)
         + "\n</tbody>\n</table>\n</div>"
         + (f'\n<p class="tables-note">{escape(table.note)}</p>' if table.note else "")
