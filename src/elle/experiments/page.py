@@ -1,5 +1,6 @@
 """A report as one HTML file that opens offline: tables and charts, on a phone, a desktop and paper."""
 
+import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ h2 { margin: 0; font-size: 1.05rem; line-height: 1.35; font-weight: 600 }
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)) }
 figure { margin: 0; min-width: 0; max-width: 38rem }
 figcaption { margin-bottom: .5rem }
+img { display: block; max-width: 100%; height: auto }
 .note { margin: .35rem 0 0; font-size: .9rem; line-height: 1.45; color: var(--soft) }
 .chart { display: block; width: 100%; height: auto; overflow: visible; font-family: inherit;
   font-variant-numeric: tabular-nums }
@@ -116,7 +118,15 @@ class Table:
                 raise ValueError(f"table {self.caption!r}: {len(self.columns)} columns, {len(row)} cells")
 
 
-Part = Table | Figure
+@dataclass(frozen=True)
+class Picture:
+    """A PNG that is part of the page."""
+
+    title: str
+    png: bytes
+
+
+Part = Table | Figure | Picture
 
 
 def render(title: str, lead: str, parts: Sequence[Part], footer: str = "") -> str:
@@ -132,7 +142,7 @@ def render(title: str, lead: str, parts: Sequence[Part], footer: str = "") -> st
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">\n"
         f"<title>{escape(title)}</title>\n<style>{_style()}</style>\n</head>\n<body>\n"
         f'<header>\n<h1>{_unbroken(title)}</h1>\n<div class="lead">\n{_paragraphs(lead)}\n</div>\n</header>\n'
         "<main>\n" + "\n".join(body) + f"\n</main>\n{end}</body>\n</html>\n"
@@ -158,7 +168,11 @@ def _paragraphs(text: str) -> str:
     return "\n".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs if paragraph)
 
 
-def _figure(chart: Figure, names: Sequence[str]) -> str:
+def _figure(chart: Figure | Picture, names: Sequence[str]) -> str:
+    if isinstance(chart, Picture):
+        source, title = base64.b64encode(chart.png).decode(), escape(chart.title)
+        heading = f"<figcaption><h2>{_unbroken(chart.title)}</h2></figcaption>"
+        return f'<figure>\n{heading}\n<img src="data:image/png;base64,{source}" alt="{title}">\n</figure>'
     note = f'\n<p class="note">{escape(chart.note)}</p>' if chart.note else ""
     heading = f"<figcaption><h2>{_unbroken(chart.title)}</h2></figcaption>"
     return f"<figure>\n{heading}\n{draw_figure(chart, names)}{note}\n</figure>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from elle.experiments.collected import TIMES, VALIDATION, Collected, Score, Setting
 from elle.experiments.comparison import Comparison
@@ -10,7 +11,11 @@ from elle.experiments.layout import Layout
 from elle.experiments.page import Mark, Table
 
 NAMES = {"autoattack": "AutoAttack", "clean": "Clean", "fgsm": "FGSM", "seconds": "Training time"}
+NAMES |= {"error": "E_lin", "error_two": "E_lin of two triplets", "error_half": "E_lin at alpha = 1/2"}
+NAMES |= {"error_max": "E_lin at the worst alpha", "misalignment": "Gradient misalignment"}
 NAMES |= {"seconds per epoch": "Time of an epoch", "seconds per step": "Time of a step"}
+WIDE = 7
+"""Columns of mean and std that fit on a page of paper."""
 REFERENCE = "pgd-"
 """Multi-step methods are the paper's expensive reference: shown, but not marked as best."""
 
@@ -59,7 +64,18 @@ def _table(settings: Sequence[Setting], layout: Layout, metric: str, panel: str)
         marks |= _marks({place: scores[place] for place in scores if place[line] == number}, reference, metric)
     caption = f"{metric_name(metric)}, {unit(metric)[0]}" + (f": {panel}" if panel else "")
     note = _legend(set(marks.values()), bool(reference))
-    return Table(caption, (f"{layout.rows} \\ {layout.columns}", *columns), rows, marks=marks, note=note)
+    table = Table(caption, (f"{layout.rows} \\ {layout.columns}", *columns), rows, marks=marks, note=note)
+    if len(columns) > WIDE and len(columns) > len(heads):
+        return _turned(table, f"{layout.columns} \\ {layout.rows}")
+    return table
+
+
+def _turned(table: Table, corner: str) -> Table:
+    """The same with rows for columns."""
+    columns = [row[0] for row in table.rows]
+    rows = [[name, *(row[c] for row in table.rows)] for c, name in enumerate(table.columns) if c > 0]
+    marks = {(column - 1, row + 1): mark for (row, column), mark in table.marks.items()}
+    return replace(table, columns=(corner, *columns), rows=rows, marks=marks)
 
 
 def _legend(marks: set[Mark], reference: bool) -> str:
@@ -94,6 +110,7 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
     rows = []
     marks: dict[tuple[int, int], Mark] = {}
     metrics = {one.expected.metric for one in comparisons}
+    timed = not metrics.isdisjoint(TIMES)
     alone = metric_name(metrics.pop()) if len(metrics) == 1 else ""
     for number, one in enumerate(comparisons):
         metric, error = one.expected.metric, one.joint_error
@@ -105,7 +122,7 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
                 written(one.expected.value, one.expected.std, metric),
                 f"{factor * one.difference:+.2f}",
                 one.verdict,
-                "-" if error is None else f"{2 * factor * error:.2f}",
+                "-" if error is None or metric in TIMES else f"{2 * factor * error:.2f}",
                 str(one.score.count),
             ]
         )
@@ -120,7 +137,8 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
         rows,
         marks=marks,
         note="SE: joint standard error of the difference, from the std over seeds on both sides (three in the paper); "
-        "where one side has no std, the other's stands for it. \u2020 red: collapsed.",
+        "where one side has no std, the other's stands for it. \u2020 red: collapsed."
+        + (" Times are not judged: the paper's are of another machine." if timed else ""),
     )
 
 
