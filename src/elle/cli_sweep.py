@@ -181,7 +181,8 @@ def report(
     if as_json:
         print_json([str(path) for path in written])
     else:
-        print(f"{len(runs.runs)} runs; {len(written)} files, first {written[0]}")
+        count = len(runs.runs)
+        print(f"{count} run{'s' * (count != 1)}; {len(written)} files, first {written[0]}")
 
 
 def _delayed(directories: list[Path], as_json: bool) -> None:
