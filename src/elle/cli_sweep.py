@@ -53,7 +53,10 @@ def sweep(
     loaded = load_recipe(recipe)
     configs = chosen_runs(loaded, seeds, [*(only or []), *(words or [])])
     folder = out or Path("runs") / loaded.name
-    _check_trainable(configs)
+    try:
+        _check_trainable(configs)
+    except InputError as problem:
+        raise InputError(f"recipe {loaded.name}: {problem}") from None
     if dry_run:
         _print_plan(plan(configs, folder), folder, as_json)
         return

@@ -133,8 +133,8 @@ def test_a_mistyped_method_is_told_before_any_run(tmp_path, elle, monkeypatch):
     ("right", "wrong", "words"),
     [
         ('"fgsm", ', '"fgsn", ', "did you mean 'fgsm'?"),
-        ("clean,pgd-10", "clean,pgd10", "did you mean 'pgd-10'?"),
-        ("clean,pgd-2", "clean,pgd2", "attack 'pgd2' does not exist"),
+        ("clean,pgd-10", "clean,pgd10", "recipe tiny: attack 'pgd10' does not exist"),
+        ("clean,pgd-2", "clean,pgd2", "recipe tiny: attack 'pgd2' does not exist"),
         ("batch = 64", 'batch = 64\n"method.atack.noise" = 2', "has no part 'atack'"),
     ],
 )
