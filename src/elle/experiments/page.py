@@ -77,6 +77,10 @@ footer p { margin: .4rem 0 }
   .tag { display: block; margin: 0 }
   body { font-size: 15px }
 }
+@media screen and (max-width: 26rem) {
+  th, td { padding: .45rem .3rem }
+  table { font-size: .8em }
+}
 @media print {
   @page { margin: 16mm }
   html { font-size: 78% }
