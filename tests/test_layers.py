@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli_bench": {"engine", "errors", "files", "experiments", "methods", "models", "printing"},
     "cli_recipes": {"config", "engine", "errors", "experiments", "files", "printing", "progress"},
     "cli_export": {"export", "printing"},
-    "cli_sweep": {"errors", "experiments", "files", "methods", "printing"},
+    "cli_sweep": {"config", "engine", "errors", "evaluation", "experiments", "files", "methods", "printing"},
     "cli": {
         "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_recipes", "cli_sweep", "config", "data", "demo",
         "doctor", "engine", "errors", "evaluation", "experiments", "methods", "models", "printing", "progress",

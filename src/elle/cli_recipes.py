@@ -16,7 +16,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 
 def recipes(as_json: AsJson = False) -> None:
-    """List the paper's tables and figures with the runs each needs and the hours they take on one NVIDIA H200.
+    """List the recipes: the paper's tables and figures, and the speedrun; runs, and hours on one NVIDIA H200.
 
     Example: elle recipes
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from elle.errors import InputError, Interrupted, WorkError
 from elle.printing import print_json, print_table
 
 if TYPE_CHECKING:
+    from elle.config import Config
     from elle.experiments.sweep import Executor, Item
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -52,11 +53,14 @@ def sweep(
     loaded = load_recipe(recipe)
     configs = chosen_runs(loaded, seeds, [*(only or []), *(words or [])])
     folder = out or Path("runs") / loaded.name
+    try:
+        _check_trainable(configs)
+    except InputError as problem:
+        raise InputError(f"recipe {loaded.name}: {problem}") from None
     if dry_run:
         _print_plan(plan(configs, folder), folder, as_json)
         return
     places = _gpus(gpus)
-    _check_methods({config.method for config in configs})
     with FolderLock(folder, ".sweep.lock"):
         items = plan(configs, folder)
         write_manifest(folder, str(Path(recipe).absolute()) if recipe.endswith(".toml") else recipe, items)
@@ -102,12 +106,20 @@ def _gpus(text: str | None) -> list[int]:
     return [int(name) for name in names]
 
 
-def _check_methods(names: set[str]) -> None:
-    """A mistyped method is told before the first run, not after the last."""
-    from elle.methods import find_method
+def _check_trainable(configs: list[Config]) -> None:
+    """A mistyped method, field or attack is told before the first run, not by each of them."""
+    from elle.engine.tracking import parse_track
+    from elle.evaluation.names import parse_attacks
+    from elle.methods import configured
 
-    for name in sorted(names):
-        find_method(name)
+    for config in configs:
+        if config.seed == configs[0].seed:
+            whole = config.resolved()
+            eps, model = whole.eps or 0.0, whole.model or ""
+            ball: dict[str, Any] = {"norm": whole.norm, "clip": bool(whole.clip), "eps": eps}
+            configured(whole.method, weight=whole.weight, data=whole.data, model=model, options=whole.options, **ball)
+            parse_attacks(whole.final, whole.norm)
+            parse_track(whole.track, whole.norm)
 
 
 def _rows(items: list[Item]) -> list[dict[str, str]]:
@@ -172,7 +184,8 @@ def report(
     if as_json:
         print_json([str(path) for path in written])
     else:
-        print(f"{len(runs.runs)} runs; {len(written)} files, first {written[0]}")
+        count = len(runs.runs)
+        print(f"{count} run{'s' * (count != 1)}; {len(written)} files, first {written[0]}")
 
 
 def _delayed(directories: list[Path], as_json: bool) -> None:

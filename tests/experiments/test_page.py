@@ -292,3 +292,17 @@ def test_the_page_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_modules_need_the_standard_library_only() -> None:
     code = "import sys, elle.experiments.page; print({'torch', 'numpy', 'pydantic'} & set(sys.modules))"
     assert run(code).stdout.strip() == "set()"
+
+
+def test_names_with_hyphens_do_not_break_in_headings_either():
+    chart = Chart("PGD-20, wide-resnet-28-10", "x", "y", [Series("a", [0, 1], [0, 1])])
+    text = render("N-FGSM and ELLE-A", "lead", [chart, Table("Clean: wide-resnet-28-10", ["a"], [["1"]])])
+    assert "<h1><span>N-FGSM</span> and <span>ELLE-A</span></h1>" in text
+    assert "<h2><span>PGD-20,</span> <span>wide-resnet-28-10</span></h2>" in text
+    assert "<caption>Clean: <span>wide-resnet-28-10</span></caption>" in text
+    assert re.search(r"h1 span, h2 span \{ white-space: nowrap \}", text)
+
+
+def test_the_first_column_stands_still_on_paper():
+    printed = render("t", "l", []).partition("@media print {")[2]
+    assert "th:first-child { position: static; background: none }" in printed  # sticky, it covers the lines there

@@ -27,11 +27,12 @@ COUNTS = {
     "figure-13": (117, 0),
     "figure-14": (6, 0),
     "figure-15": (16, 0),
-    "figure-16": (24, 2),
+    "figure-16": (24, 3),
     "figure-17": (9, 4),
     "figure-18a": (1, 0),
     "figure-18b": (117, 0),
     "figure-19": (160, 0),
+    "speedrun": (5, 2),
     "table-1": (24, 16),
     "table-2": (576, 192),
     "table-3": (48, 32),
@@ -50,7 +51,7 @@ def written(tmp_path):
     return write
 
 
-def test_there_is_a_recipe_for_every_table_and_figure():
+def test_there_is_a_recipe_for_every_table_and_figure_and_for_the_speedrun():
     assert set(recipe_files()) == set(COUNTS)
 
 
@@ -67,10 +68,10 @@ def test_a_recipe_expands_to_its_stated_count_of_different_runs(name):
 def test_the_header_has_the_command_the_hardware_and_the_time(name):
     head = recipe_files()[name].read_text().partition("title =")[0]
     assert f"elle sweep {name}\n" in head
-    said = re.search(r"One NVIDIA H200: (\d+) runs, about (\d+) (hours|minutes)", head)
+    said = re.search(r"One NVIDIA H200: (\d+) runs?, about (\d+) (hour|minute)s?\b", head)
     hours = gpu_hours(load_recipe(name).runs())
     assert int(said[1]) == COUNTS[name][0]
-    assert int(said[2]) == pytest.approx(hours * {"hours": 1, "minutes": 60}[said[3]], abs=0.51)
+    assert int(said[2]) == pytest.approx(hours * {"hour": 1, "minute": 60}[said[3]], abs=0.51)
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -104,6 +105,7 @@ def test_every_run_of_a_recipe_is_one_that_can_be_trained(name):
         ("figure-4", {"model": "wide-resnet-28-10", "eps": "26/255", "method": "n-fgsm"}, "pgd-20", 0, 0, True),
         ("figure-5", {"model": "wide-resnet-28-10", "eps": "26/255", "method": "n-fgsm"}, "clean", 27.96, 9.36, True),
         ("figure-16", {"method": "elle"}, "pgd-20", 17.80, None, False),
+        ("figure-16", {"method": "gradalign", "method.loss.weight": 8}, "pgd-20", 10, None, False),
         ("figure-17", {"method": "no-attack+elle", "eps": "12/255"}, "pgd-20", 5.07, None, False),
         ("table-1", {"eps": "8/255", "method": "n-fgsm+elle-a"}, "pgd-50-10", 14.58, 1.10, False),
         ("table-3", {"eps": "16/255", "method": "advmixup-single+elle-a"}, "clean", 56.64, 6.81, False),
@@ -179,6 +181,10 @@ def test_an_identity_is_the_same_tomorrow():
         (MINIMAL + "[[expected]]\nwhere = { method = 'pgd-10' }\nmetric = 'clean'\nvalue = 1\n", "no run has"),
         (MINIMAL + "[[expected]]\nmetric = 'clean'\nvalue = 'many'\n", "'many'"),
         (MINIMAL + "[[expected]]\nmetric = 'clean'\n", "an expected table needs"),
+        (MINIMAL + "[[expected]]\nmetric = 'clean'\nvalue = 1\nwere = { seed = 1 }\n", "unknown key 'were'"),
+        (MINIMAL + "[figure]\nkind = 'line'\n", "kind = 'line', did you mean 'lines'?"),
+        (MINIMAL + "[figure]\nmetrics = ['clean']\n", "unknown key 'metrics', did you mean 'metric'?"),
+        (MINIMAL + "[figure]\nx = 'epsilon'\n", "unknown key 'epsilon', did you mean 'eps'"),
         ("grid = 3\n" + MINIMAL.partition("[grid]")[0], "grid must be a table"),
         ("title = ", "not a readable TOML file"),
     ],

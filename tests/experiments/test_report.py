@@ -246,3 +246,107 @@ def test_bars_are_as_long_as_their_values():
     drawn = draw_bars(Bars("t", "seconds", [Bar("a", 10.0), Bar("b", 20.0, 1.0)]))
     widths = [float(part.split('"')[0]) for part in drawn.split(' width="')[1:]]
     assert widths[1] == pytest.approx(2 * widths[0], rel=0.01)
+
+
+def with_results(folder, **keys):
+    """All results with these keys changed, by a function of the run's place."""
+    for place, file in enumerate(sorted((folder / "runs").glob("*/result.json"))):
+        result = json.loads(file.read_text())
+        file.write_text(json.dumps(result | {key: value(place) for key, value in keys.items()}))
+
+
+def test_steps_are_printed_and_ranked_in_milliseconds(folder):
+    with_results(folder, train_seconds=lambda place: 0.24 + 0.006 * place)  # 4.0, 4.1, .. ms
+    runs = with_figure(folder, 'kind = "bars"\nmetric = ["seconds per step"]\nline = "method"')
+    table = result_tables(runs, lay_out(runs))[0]
+    assert table.caption == "Time of a step, ms"
+    assert table.rows[2] == ["elle-a", "4.20 ± 0.10", "4.00"]
+    assert sorted(table.marks.values()) == ["best", "best", "collapsed", "second", "second"]
+    (bars,) = [one for one in report_figures(runs, lay_out(runs)) if isinstance(one, Bars)]
+    assert (bars.title, bars.x_label) == ("Time of a step", "milliseconds")
+    assert bars.bars[2].value == pytest.approx(4.15)
+
+
+def test_small_accuracies_have_two_digits_like_all_others(folder):
+    write_result(folder / "runs/elle-a-16-0", 0.54)
+    runs = gather([str(folder / "radii.toml"), str(folder / "runs")])
+    assert result_tables(runs, lay_out(runs))[0].rows[2][2] == "0.54"
+
+
+def test_a_table_explains_the_marks_it_has_and_no_others(collected):
+    autoattack = result_tables(collected, lay_out(collected))[0]
+    both = "Best in bold, runner-up underlined, PGD (the reference) left out; "
+    assert autoattack.note == f"{both}† red: at least one of the runs collapsed."
+    alone = gather([str(collected.folder / "n-fgsm-8-0")])
+    assert [table.note for table in result_tables(alone, lay_out(alone))] == ["", ""]
+
+
+def test_times_of_another_machine_are_not_judged(folder):
+    recipe = folder / "radii.toml"
+    recipe.write_text(RECIPE.replace("[figure]", '[[expected]]\nmetric = "seconds"\nvalue = 377.4\n[figure]'))
+    with_results(folder, train_seconds=lambda place: 100.0 + place)
+    runs = gather([str(recipe), str(folder / "runs")])
+    times = [one for one in compare(runs) if one.expected.metric == "seconds"]
+    assert {(one.verdict, one.inside) for one in times} == {("time", None)}
+    table = comparison_table(compare(runs), lay_out(runs))
+    assert table.note.endswith("Times are not judged: the paper's are of another machine.")
+    assert next(row for row in table.rows if row[4] == "time")[5] == "-"
+
+
+def test_a_method_without_the_setting_across_is_a_level(folder):
+    text = RECIPE.partition("[grid]")[0] + '[[runs]]\nmethod = "gradalign"\n"method.loss.weight" = [1, 2, 8]\n'
+    figure = 'x = "method.loss.weight"\nline = "method"\nmetric = ["autoattack"]\ncurves = ["clean", "pgd-10"]\nat = 8'
+    (folder / "weights.toml").write_text(f'{text}[[runs]]\nmethod = "elle"\n[figure]\n{figure}\n')
+    words = ["eps=0.2", "model=small-cnn"]
+    for weight in (1, 2, 8):
+        run = run_directory(folder / f"two/{weight}", "method=gradalign", f"method.loss.weight={weight}", *words)
+        write_result(run, 10.0 + weight)
+    write_result(run_directory(folder / "two/elle", "method=elle", *words), 17.8)
+    runs = gather([str(folder / "weights.toml"), str(folder / "two")])
+    layout = lay_out(runs)
+    assert result_tables(runs, layout)[0].rows[1] == ["elle", "-", "-", "-", "17.80"]
+    assert layout.full(runs.settings[-1]) == "elle"
+    over, *curves = [one for one in report_figures(runs, layout) if isinstance(one, Chart)]
+    assert [(line.name, line.x) for line in over.series] == [("gradalign", [1, 2, 8]), ("elle", [1, 8])]
+    assert list(over.series[1].y) == pytest.approx([0.178, 0.178])
+    assert [one.title for one in curves] == [
+        f"{name} while training, method.loss.weight 8" for name in ("Clean", "PGD-10")
+    ]
+
+
+def test_a_table_of_many_columns_is_turned(folder):
+    levels = range(1, 10)
+    axis = ", ".join(f'"{level}/255"' for level in levels)
+    grid = f'[grid]\nmethod = ["fgsm", "n-fgsm"]\neps = [{axis}]\n'
+    (folder / "many.toml").write_text(RECIPE.partition("[grid]")[0] + grid)
+    for method in ("fgsm", "n-fgsm"):
+        for level in levels:
+            words = [f"method={method}", f"eps={level}/255", "model=small-cnn"]
+            write_result(run_directory(folder / f"many/{method}-{level}", *words), 50 - level + len(method))
+    runs = gather([str(folder / "many.toml"), str(folder / "many")])
+    table = result_tables(runs, lay_out(runs))[0]
+    assert table.columns == ("eps \\ method", "fgsm", "n-fgsm")
+    assert table.rows[8] == ["9/255", "45.00", "47.00"]
+    assert (table.marks[8, 2], table.marks[8, 1]) == ("best", "second")
+
+
+def test_figures_of_an_earlier_report_do_not_stay_among_the_new(folder, collected):
+    write_report(collected, folder / "report")
+    (folder / "report/figures/notes.txt").write_text("mine")
+    fewer = with_figure(folder, 'metric = ["clean"]')
+    written = write_report(fewer, folder / "report")
+    left = {path.name for path in (folder / "report/figures").iterdir()}
+    assert left == {path.name for path in written if path.parent.name == "figures"} | {"notes.txt"}
+
+
+def test_attacked_images_are_part_of_the_page(folder):
+    runs = with_figure(folder, 'kind = "pictures"')
+    write_report(runs, folder / "report")
+    assert "`elle show DIR`" in (folder / "report/report.md").read_text()
+    (runs.runs[0].path / "adversarial.png").write_bytes(b"\x89PNG")
+    write_report(with_figure(folder, 'kind = "pictures"'), folder / "report")
+    page, text = ((folder / "report" / name).read_text() for name in ("report.html", "report.md"))
+    assert 'src="data:image/png;base64,iVBORw=="' in page
+    assert "img-src data:" in page
+    assert "![Attacked images, fgsm, eps 8/255](../runs/fgsm-8-0/adversarial.png)" in text
+    assert "`elle show DIR`" not in text

@@ -129,6 +129,26 @@ def test_a_mistyped_method_is_told_before_any_run(tmp_path, elle, monkeypatch):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        ('"fgsm", ', '"fgsn", ', "did you mean 'fgsm'?"),
+        ("clean,pgd-10", "clean,pgd10", "recipe tiny: attack 'pgd10' does not exist"),
+        ("clean,pgd-2", "clean,pgd2", "recipe tiny: attack 'pgd2' does not exist"),
+        ("batch = 64", 'batch = 64\n"method.atack.noise" = 2', "has no part 'atack'"),
+    ],
+)
+def test_what_no_run_could_do_is_told_by_a_dry_run_too(tmp_path, elle, monkeypatch, right, wrong, words):
+    monkeypatch.chdir(tmp_path)
+    file = tiny_recipe(tmp_path)
+    text = file.read_text().partition("[[expected]]")[0]
+    assert text.count(right) == 1
+    file.write_text(text.replace(right, wrong))
+    outcome = elle("sweep", "tiny.toml", "--dry-run")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert words in outcome.err
+
+
 def test_a_key_given_twice_allows_either(tmp_path):
     recipe = load_recipe(tiny_recipe(tmp_path))
     assert len(chosen_runs(recipe, 1, ["eps=0.1", "eps=0.3", "method=fgsm"])) == 2

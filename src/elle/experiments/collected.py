@@ -101,7 +101,7 @@ class Collected:
     def asked(self, key: str) -> list[str]:
         """What the recipe's figure says under a key, one word or several; nothing without a recipe."""
         words = self.recipe.figure.get(key, []) if self.recipe else []
-        return [words] if isinstance(words, str) else [str(word) for word in words]
+        return [str(word) for word in (words if isinstance(words, list) else [words])]
 
 
 def _strength(name: str) -> tuple[int, int, str]:
@@ -203,6 +203,8 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def spelled(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
     return format_radius(value) if key == "eps" else f"{value:g}" if isinstance(value, float) else str(value)
 
 

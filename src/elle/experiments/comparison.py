@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from elle.experiments.collected import Collected, Score, Setting
+from elle.experiments.collected import TIMES, Collected, Score, Setting
 from elle.experiments.recipe import Expected
 
 PAPER_SEEDS = 3
@@ -37,14 +37,16 @@ class Comparison:
 
     @property
     def inside(self) -> bool | None:
-        """Within two joint standard errors; None where no std is known, or where a collapse decides, not chance."""
+        """Within two joint standard errors; None without a std, or where a collapse or the machine decides it."""
         error = self.joint_error
-        if error is None or self.score.collapsed or self.expected.collapsed:
+        if error is None or self.score.collapsed or self.expected.collapsed or self.expected.metric in TIMES:
             return None
         return abs(self.difference) <= 2 * error + _ROUNDING
 
     @property
     def verdict(self) -> str:
+        if self.expected.metric in TIMES:
+            return "time"
         if self.score.collapsed or self.expected.collapsed:
             who = {(True, True): "both", (True, False): "ours", (False, True): "paper's"}
             return f"{who[self.score.collapsed, self.expected.collapsed]} collapsed"

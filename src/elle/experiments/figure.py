@@ -38,9 +38,10 @@ def write_figures(folder: Path, figures: Sequence[Figure]) -> list[Path]:
     except ImportError:
         cairosvg = None
     names = series_names(figures)
-    written = []
+    written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        before = [path for path in folder.glob("[0-9][0-9]-*") if path.suffix in (".svg", ".png", ".pdf")]
         for number, figure in enumerate(figures, 1):
             words = "".join(c if c.isalnum() else "-" for c in figure.title.lower()).strip("-")
             path = folder / f"{number:02d}-{words[:60]}.svg"
@@ -57,6 +58,9 @@ def write_figures(folder: Path, figures: Sequence[Figure]) -> list[Path]:
             if not (drawn and pdf.exists()):
                 cairosvg.svg2pdf(svg.encode(), write_to=str(pdf))
             written += [png, pdf]
+        for path in before:
+            if path.with_suffix(".svg") not in written:
+                path.unlink()  # of an earlier report, whose numbers would stand among these
     except OSError as problem:
         raise InputError(f"cannot write figures into {folder}: {problem.strerror}") from None
     return written

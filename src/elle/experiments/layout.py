@@ -39,7 +39,7 @@ class Layout:
 
     def full(self, setting: Setting) -> str:
         """All that tells a setting from the others, in words."""
-        across = f"{self.across} {self.label(setting, self.across)}"
+        across = "" if setting.value(self.across) is None else f"{self.across} {self.label(setting, self.across)}"
         return ", ".join(filter(None, [self.label(setting, self.carrier), across, self.panel(setting)]))
 
     def grouped(self, settings: Iterable[Setting]) -> dict[str, list[Setting]]:

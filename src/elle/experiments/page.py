@@ -1,5 +1,6 @@
 """A report as one HTML file that opens offline: tables and charts, on a phone, a desktop and paper."""
 
+import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ h2 { margin: 0; font-size: 1.05rem; line-height: 1.35; font-weight: 600 }
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)) }
 figure { margin: 0; min-width: 0; max-width: 38rem }
 figcaption { margin-bottom: .5rem }
+img { display: block; max-width: 100%; height: auto }
 .note { margin: .35rem 0 0; font-size: .9rem; line-height: 1.45; color: var(--soft) }
 .chart { display: block; width: 100%; height: auto; overflow: visible; font-family: inherit;
   font-variant-numeric: tabular-nums }
@@ -53,7 +55,7 @@ th:first-child { padding-left: .8rem }
 td:last-child, th:last-child { padding-right: .4rem }
 thead th { border-bottom: 1.5px solid var(--axis); font-size: .9rem; font-weight: 600; color: var(--soft);
   white-space: normal; vertical-align: bottom }
-thead span { white-space: nowrap }
+thead span, caption span, h1 span, h2 span { white-space: nowrap }
 tbody th { font-weight: 600 }
 th:first-child { position: sticky; left: 0; background: var(--paper) }
 tbody tr { border-bottom: 1px solid var(--grid) }
@@ -75,6 +77,10 @@ footer p { margin: .4rem 0 }
   .tag { display: block; margin: 0 }
   body { font-size: 15px }
 }
+@media screen and (max-width: 26rem) {
+  th, td { padding: .45rem .3rem }
+  table { font-size: .8em }
+}
 @media print {
   @page { margin: 16mm }
   html { font-size: 78% }
@@ -83,6 +89,7 @@ footer p { margin: .4rem 0 }
   .charts { grid-template-columns: 1fr 1fr; gap: 1.5rem 2rem }
   .chart text { font-size: 14px }
   .scroll { overflow: visible }
+  th:first-child { position: static; background: none }
   figure, tr { break-inside: avoid }
   h1, h2, caption { break-after: avoid }
   tr.bad, td.collapsed, .chart rect { -webkit-print-color-adjust: exact; print-color-adjust: exact }
@@ -116,7 +123,15 @@ class Table:
                 raise ValueError(f"table {self.caption!r}: {len(self.columns)} columns, {len(row)} cells")
 
 
-Part = Table | Figure
+@dataclass(frozen=True)
+class Picture:
+    """A PNG that is part of the page."""
+
+    title: str
+    png: bytes
+
+
+Part = Table | Figure | Picture
 
 
 def render(title: str, lead: str, parts: Sequence[Part], footer: str = "") -> str:
@@ -132,9 +147,9 @@ def render(title: str, lead: str, parts: Sequence[Part], footer: str = "") -> st
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">\n"
         f"<title>{escape(title)}</title>\n<style>{_style()}</style>\n</head>\n<body>\n"
-        f'<header>\n<h1>{escape(title)}</h1>\n<div class="lead">\n{_paragraphs(lead)}\n</div>\n</header>\n'
+        f'<header>\n<h1>{_unbroken(title)}</h1>\n<div class="lead">\n{_paragraphs(lead)}\n</div>\n</header>\n'
         "<main>\n" + "\n".join(body) + f"\n</main>\n{end}</body>\n</html>\n"
     )
 
@@ -158,9 +173,13 @@ def _paragraphs(text: str) -> str:
     return "\n".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs if paragraph)
 
 
-def _figure(chart: Figure, names: Sequence[str]) -> str:
+def _figure(chart: Figure | Picture, names: Sequence[str]) -> str:
+    if isinstance(chart, Picture):
+        source, title = base64.b64encode(chart.png).decode(), escape(chart.title)
+        heading = f"<figcaption><h2>{_unbroken(chart.title)}</h2></figcaption>"
+        return f'<figure>\n{heading}\n<img src="data:image/png;base64,{source}" alt="{title}">\n</figure>'
     note = f'\n<p class="note">{escape(chart.note)}</p>' if chart.note else ""
-    heading = f"<figcaption><h2>{escape(chart.title)}</h2></figcaption>"
+    heading = f"<figcaption><h2>{_unbroken(chart.title)}</h2></figcaption>"
     return f"<figure>\n{heading}\n{draw_figure(chart, names)}{note}\n</figure>"
 
 
@@ -181,7 +200,7 @@ def _table(table: Table) -> str:
         rows.append(('<tr class="bad">' if bad else "<tr>") + "".join(cells) + "</tr>")
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(table.caption)}">\n<table>\n'
-        f"<caption>{escape(table.caption)}</caption>\n<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>\n"
+        f"<caption>{_unbroken(table.caption)}</caption>\n<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>\n"
         + "\n".join(rows)
         + "\n</tbody>\n</table>\n</div>"
         + (f'\n<p class="tables-note">{escape(table.note)}</p>' if table.note else "")

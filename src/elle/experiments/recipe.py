@@ -18,6 +18,9 @@ _PACKAGE = Path(__file__).parent.parent
 FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parent.parent / "recipes")
 """Where recipes are found by name: in an installed package, and in a checkout."""
 _TABLES = {"title", "seeds", "base", "grid", "runs", "expected", "figure"}
+_KINDS = ("table", "lines", "curves", "bars", "steps", "pictures")
+_AXES = ("x", "line", "panel", "rows", "columns")
+_FIGURE = {"kind", "metric", "curves", "at", *_AXES}
 _FREE = {"root", "out", "device", "compile", "workers", "cache"}
 """Keys that say where and how fast a run is made, not what comes out of it."""
 
@@ -157,6 +160,7 @@ def _recipe(name: str, values: dict[str, Any]) -> Recipe:
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise InputError(f"seeds = {seeds!r} must be a whole number of 1 or more")
     tables = {key: _of_kind(values.get(key, {}), dict, key) for key in ("base", "grid", "figure")}
+    _check_figure(tables["figure"])
     runs = _of_kind(values.get("runs", [{}]), list, "runs")
     grid = [_axes(tables["grid"] | _of_kind(own, dict, "runs")) for own in runs]
     if not any(grid):
@@ -164,6 +168,23 @@ def _recipe(name: str, values: dict[str, Any]) -> Recipe:
     rows = _of_kind(values.get("expected", []), list, "expected")
     expected = [one for row in rows for one in _expected(_of_kind(row, dict, "expected"))]
     return Recipe(name, title, tables["base"], grid, expected, tables["figure"], seeds)
+
+
+def _check_figure(figure: dict[str, Any]) -> None:
+    for key in figure:
+        if key not in _FIGURE:
+            raise InputError(
+                f"[figure]: unknown key {key!r}{nearest(key, _FIGURE)}; it has {', '.join(sorted(_FIGURE))}"
+            )
+    kind = figure.get("kind", "table")
+    if kind not in _KINDS:
+        raise InputError(f"[figure]: kind = {kind!r}{nearest(str(kind), _KINDS)}; it is one of {', '.join(_KINDS)}")
+    words = [figure[axis] for axis in _AXES if axis in figure]
+    for name in [name for word in words for name in (word if isinstance(word, list) else [word])]:
+        if name not in KEYS and not str(name).startswith("method.") and name != "metric":
+            raise InputError(
+                f"[figure]: unknown key {name!r}{nearest(str(name), KEYS)}; `elle train --help` lists the keys"
+            )
 
 
 def _of_kind(value: Any, kind: type, key: str) -> Any:
@@ -187,6 +208,9 @@ _ROW_KEYS = {"where", "metric", "rows", "columns", "table"}
 
 def _expected(row: dict[str, Any]) -> Iterator[Expected]:
     """`value = "44.32 +- 0.04"`, or a `table` whose first line names `columns`, and first column `rows`."""
+    for key in row:
+        if key not in _ROW_KEYS | {"value"}:
+            raise InputError(f"[[expected]]: unknown key {key!r}{nearest(key, _ROW_KEYS | {'value'})}")
     where, metric = dict(row.get("where", {})), row.get("metric")
     if "value" in row:
         yield _number(where, metric, row["value"])

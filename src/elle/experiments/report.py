@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 from elle.experiments.collected import Collected, telling_keys
 from elle.experiments.comparison import Comparison, compare
 from elle.experiments.figure import Figure, write_figures
-from elle.experiments.layout import lay_out
-from elle.experiments.page import Part, Table, write_page
+from elle.experiments.layout import Layout, lay_out
+from elle.experiments.page import Part, Picture, Table, write_page
 from elle.experiments.report_figures import report_figures
 from elle.experiments.report_tables import comparison_table, failure_table, markdown, result_tables
 from elle.files import write_text
+
+PICTURE = "adversarial.png"
+"""What `elle show` writes into a run directory."""
 
 
 def write_report(collected: Collected, out: Path) -> list[Path]:
@@ -28,11 +32,13 @@ def write_report(collected: Collected, out: Path) -> list[Path]:
         closing.append(failures)
     title = collected.recipe.title if collected.recipe else f"{len(collected.runs)} runs"
     lead = _lead(collected, comparisons)
-    parts: list[Part] = [*tables, *figures, *closing]
+    pictures = _pictures(collected, layout)
+    shown = [Picture(title, file.read_bytes()) for title, file in pictures]
+    parts: list[Part] = [*tables, *shown, *figures, *closing]
     footer = f"elle report, from {len(collected.runs)} runs. Numbers: results.csv, runs.csv. Figures: figures/."
     write_page(out / "report.html", title, lead, parts, footer)
     drawn = write_figures(out / "figures", figures)
-    write_text(out / "report.md", _markdown(title, lead, tables, figures, drawn, closing))
+    write_text(out / "report.md", _markdown(title, lead, tables, _images(pictures, out), figures, drawn, closing))
     write_text(out / "results.csv", _results_csv(collected, comparisons))
     write_text(out / "runs.csv", _runs_csv(collected))
     return [out / name for name in ("report.html", "report.md", "results.csv", "runs.csv")] + drawn
@@ -45,6 +51,8 @@ def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
     of_recipe = f" of {len(collected.recipe.runs(1))}" if collected.recipe else ""
     text = f"{len(collected.settings)}{of_recipe} settings with {counts} seed{'s' * (seeds[-1] > 1)} each"
     text += f", {finished} runs; mean \u00b1 std over seeds."
+    if collected.asked("kind") == ["pictures"] and not _pictures(collected, lay_out(collected)):
+        text += " The pictures are still to be drawn: `elle show DIR` for each run, then this report again."
     if unfinished := len(collected.runs) - finished:
         text += f" {unfinished} more have no result: see the end."
     judged = [one for one in comparisons if one.inside is not None]
@@ -54,16 +62,28 @@ def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
     return text
 
 
+def _pictures(collected: Collected, layout: Layout) -> list[tuple[str, Path]]:
+    """The attacked images that `elle show` has drawn, where the recipe's figure is made of them."""
+    if collected.asked("kind") != ["pictures"]:
+        return []
+    runs = [(f"Attacked images, {layout.full(setting)}", run) for setting in collected.settings for run in setting.runs]
+    return [(title, file) for title, run in runs if (file := run.path / PICTURE).exists()]
+
+
+def _images(pictures: Sequence[tuple[str, Path]], out: Path) -> list[str]:
+    return [f"![{title}]({os.path.relpath(file, out).replace(' ', '%20')})" for title, file in pictures]
+
+
 def _markdown(
-    title: str, lead: str, tables: Sequence[Table], figures: Sequence[Figure], drawn: Sequence[Path],
-    closing: Sequence[Table],
+    title: str, lead: str, tables: Sequence[Table], images: Sequence[str], figures: Sequence[Figure],
+    drawn: Sequence[Path], closing: Sequence[Table],
 ) -> str:  # fmt: skip
     files = [path for path in drawn if path.suffix == ".svg"]
     pictures = [
         f"![{figure.title}](figures/{path.name})\n\n{figure.title}. {figure.note}".rstrip()
         for figure, path in zip(figures, files, strict=True)
     ]
-    return "\n\n".join([f"# {title}", lead, *map(markdown, tables), *pictures, *map(markdown, closing)]) + "\n"
+    return "\n\n".join([f"# {title}", lead, *map(markdown, tables), *images, *pictures, *map(markdown, closing)]) + "\n"
 
 
 def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -12,7 +12,7 @@ from elle.experiments.collected import TIMES, Collected, Setting
 from elle.experiments.figure import Figure
 from elle.experiments.layout import Layout
 from elle.experiments.pictures import weight_evolution
-from elle.experiments.report_tables import metric_name
+from elle.experiments.report_tables import metric_name, unit
 
 CURVES = 3
 """Values of eps a panel for which curves are drawn: the smallest, the middle and the largest."""
@@ -23,13 +23,16 @@ def report_figures(collected: Collected, layout: Layout) -> list[Figure]:
     groups = layout.grouped(collected.settings)
     over = [chart for panel, settings in groups.items() for metric in collected.metrics
             for chart in _over(settings, layout, metric, panel)]  # fmt: skip
-    columns: list[str | None] = [*collected.asked("metric")] if collected.asked("kind") == ["curves"] else [None]
+    asked = collected.asked("metric") if collected.asked("kind") == ["curves"] else collected.asked("curves")
+    columns: list[str | None] = [*asked] or [None]
     curves = [chart for panel, settings in groups.items() for column in columns
-              for chart in _curves(settings, layout, panel, column)]  # fmt: skip
+              for chart in _curves(settings, layout, panel, column, collected.asked("at"))]  # fmt: skip
     if collected.asked("kind") == ["steps"]:
         firsts = [(setting.runs[0], layout.full(setting)) for setting in collected.settings]
         curves += [chart for run, name in firsts for chart in weight_evolution(run, name)]
-    bars = [one for panel, settings in groups.items() for one in _runtime(settings, layout, panel)]
+    times = [metric for metric in collected.metrics if metric in TIMES] or ["seconds"]
+    bars = [one for panel, settings in groups.items() for time in times
+            for one in _runtime(settings, layout, panel, time)]  # fmt: skip
     return [*over, *curves, *bars]
 
 
@@ -39,17 +42,21 @@ def _titled(text: str, panel: str) -> str:
 
 def _over(settings: Sequence[Setting], layout: Layout, metric: str, panel: str) -> list[Chart]:
     """A number over eps (or what else lies across), mean and std over seeds."""
-    values = {setting.value(layout.across) for setting in settings if setting.score(metric)}
+    values = {setting.value(layout.across) for setting in settings if setting.score(metric)} - {None}
     numbers = [value for value in values if isinstance(value, (int, float))]
     if len(values) < 2 or len(numbers) != len(values) or metric in TIMES:
         return []
     name, place = _scale(layout.across, numbers)
+    ends = [place(min(numbers)), place(max(numbers))]
     series = []
     for label in layout.labels(settings, layout.carrier):
         mine = [one for one in settings if layout.label(one, layout.carrier) == label]
-        mine = sorted(mine, key=lambda one: float(one.value(layout.across)))
-        scores = [score for one in mine if (score := one.score(metric))]
-        x = [place(float(one.value(layout.across))) for one in mine if one.score(metric)]
+        found = [(one.value(layout.across), score) for one in mine if (score := one.score(metric))]
+        points = [(place(float(value)), score) for value, score in found if value is not None]
+        points.sort(key=lambda point: point[0])
+        # What does not have the setting at all is a level to compare with.
+        points = points or [(end, score) for _, score in found for end in ends]
+        x, scores = [point[0] for point in points], [point[1] for point in points]
         spread = [None if score.std is None else score.std / 100 for score in scores]
         known = spread if any(one is not None for one in spread) else []
         series.append(Series(label, x, [score.mean / 100 for score in scores], known))
@@ -67,13 +74,16 @@ def _scale(key: str, values: Sequence[float]) -> tuple[str, Callable[[float], fl
     return key, lambda value: value
 
 
-def _curves(settings: Sequence[Setting], layout: Layout, panel: str, column: str | None) -> list[Chart]:
+def _curves(
+    settings: Sequence[Setting], layout: Layout, panel: str, column: str | None, at: Sequence[str]
+) -> list[Chart]:
     """A column of the records over the epochs (None: accuracy under the multi-step attack), at some values across."""
     accuracy = column is None or not column.startswith("tracked_")
     quantity = "Multi-step accuracy" if column is None else metric_name(column.removeprefix("tracked_"))
     label = "accuracy" if accuracy else quantity
     labels = layout.labels(settings, layout.across)
     chosen = labels if len(labels) <= CURVES else [labels[0], labels[len(labels) // 2], labels[-1]]
+    chosen = [label for label in labels if label in at] or chosen
     charts = []
     for across in chosen:
         mine = [one for one in settings if layout.label(one, layout.across) == across]
@@ -102,17 +112,22 @@ def _curve(label: str, setting: Setting, column: str | None) -> Series | None:
     return Series(label, list(whole), [statistics.fmean(values) for values in whole.values()], spread)
 
 
-def _runtime(settings: Sequence[Setting], layout: Layout, panel: str) -> list[Bars]:
-    """Seconds of a whole training by method, mean and std over all its runs."""
+def _runtime(settings: Sequence[Setting], layout: Layout, panel: str, time: str) -> list[Bars]:
+    """One of the times by method, mean and std over all its runs."""
     bars = []
+    name, factor = unit(time)
     for label in layout.labels(settings, layout.carrier):
         mine = [one for one in settings if layout.label(one, layout.carrier) == label]
-        seconds = [numbers["seconds"] for one in mine for numbers in one.measured if "seconds" in numbers]
-        if seconds:
-            std = statistics.stdev(seconds) if len(seconds) > 1 else None
-            bars.append(Bar(label, statistics.fmean(seconds), std))
+        taken = [factor * numbers[time] for one in mine for numbers in one.measured if time in numbers]
+        if taken:
+            std = statistics.stdev(taken) if len(taken) > 1 else None
+            bars.append(Bar(label, statistics.fmean(taken), std))
     devices = sorted({str((run.result or {}).get("device")) for one in settings for run in one.runs})
     note = f"On {' and '.join(devices)}" + (
         "; times of different machines do not compare." if len(devices) > 1 else "."
     )
-    return [Bars(_titled("Training time", panel), "seconds", bars, note)] if bars else []
+    return (
+        [Bars(_titled(metric_name(time), panel), {"s": "seconds", "ms": "milliseconds"}[name], bars, note)]
+        if bars
+        else []
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from elle.experiments.collected import TIMES, VALIDATION, Collected, Score, Setting
 from elle.experiments.comparison import Comparison
@@ -10,8 +11,11 @@ from elle.experiments.layout import Layout
 from elle.experiments.page import Mark, Table
 
 NAMES = {"autoattack": "AutoAttack", "clean": "Clean", "fgsm": "FGSM", "seconds": "Training time"}
+NAMES |= {"error": "E_lin", "error_two": "E_lin of two triplets", "error_half": "E_lin at alpha = 1/2"}
+NAMES |= {"error_max": "E_lin at the worst alpha", "misalignment": "Gradient misalignment"}
 NAMES |= {"seconds per epoch": "Time of an epoch", "seconds per step": "Time of a step"}
-LEGEND = "Best in bold, runner-up underlined; \u2020 red: at least one of the runs collapsed."
+WIDE = 7
+"""Columns of mean and std that fit on a page of paper."""
 REFERENCE = "pgd-"
 """Multi-step methods are the paper's expensive reference: shown, but not marked as best."""
 
@@ -22,10 +26,15 @@ def metric_name(metric: str) -> str:
     return NAMES.get(metric, metric.upper() if metric.startswith("pgd") else metric)
 
 
-def written(score: Score) -> str:
+def unit(metric: str) -> tuple[str, float]:
+    """What a number is printed in, and how many of that are 1 of ours: a step takes milliseconds."""
+    return ("ms", 1000.0) if metric == "seconds per step" else ("s", 1.0) if metric in TIMES else ("%", 1.0)
+
+
+def written(mean: float, std: float | None, metric: str) -> str:
     """`44.32 +- 0.04`, or the mean alone of one seed."""
-    digits = 2 if score.mean >= 1 or score.mean == 0 else 4  # a step takes milliseconds
-    return f"{score.mean:.{digits}f}" + ("" if score.std is None else f" \u00b1 {score.std:.{digits}f}")
+    factor = unit(metric)[1]
+    return f"{factor * mean:.2f}" + ("" if std is None else f" \u00b1 {factor * std:.2f}")
 
 
 def result_tables(collected: Collected, layout: Layout) -> list[Table]:
@@ -45,30 +54,51 @@ def _table(settings: Sequence[Setting], layout: Layout, metric: str, panel: str)
         row, column = layout.label(setting, layout.rows), layout.label(setting, layout.columns)
         places[heads.index(row), columns.index(column) + 1] = setting
     scores = {place: score for place, setting in places.items() if (score := setting.score(metric)) is not None}
-    rows = [
-        [head, *(written(scores[r, c]) if (r, c) in scores else "-" for c in range(1, len(columns) + 1))]
-        for r, head in enumerate(heads)
-    ]
+    texts = {place: written(score.mean, score.std, metric) for place, score in scores.items()}
+    rows = [[head, *(texts.get((r, c), "-") for c in range(1, len(columns) + 1))] for r, head in enumerate(heads)]
     # Methods are compared at the same eps: down a column, or along a row where methods are the columns.
     line = 1 if layout.carrier == layout.rows else 0
+    reference = {place for place in scores if str(places[place].value("method")).startswith(REFERENCE)}
     marks: dict[tuple[int, int], Mark] = {}
     for number in {place[line] for place in scores}:
-        rivals = {place: scores[place] for place in scores if place[line] == number}
-        reference = {place for place in rivals if str(places[place].value("method")).startswith(REFERENCE)}
-        marks |= _marks(rivals, reference, metric in TIMES)
-    caption = f"{metric_name(metric)}, {'s' if metric in TIMES else '%'}" + (f": {panel}" if panel else "")
-    return Table(caption, (f"{layout.rows} \\ {layout.columns}", *columns), rows, marks=marks, note=LEGEND)
+        marks |= _marks({place: scores[place] for place in scores if place[line] == number}, reference, metric)
+    caption = f"{metric_name(metric)}, {unit(metric)[0]}" + (f": {panel}" if panel else "")
+    note = _legend(set(marks.values()), bool(reference))
+    table = Table(caption, (f"{layout.rows} \\ {layout.columns}", *columns), rows, marks=marks, note=note)
+    if len(columns) > WIDE and len(columns) > len(heads):
+        return _turned(table, f"{layout.columns} \\ {layout.rows}")
+    return table
+
+
+def _turned(table: Table, corner: str) -> Table:
+    """The same with rows for columns."""
+    columns = [row[0] for row in table.rows]
+    rows = [[name, *(row[c] for row in table.rows)] for c, name in enumerate(table.columns) if c > 0]
+    marks = {(column - 1, row + 1): mark for (row, column), mark in table.marks.items()}
+    return replace(table, columns=(corner, *columns), rows=rows, marks=marks)
+
+
+def _legend(marks: set[Mark], reference: bool) -> str:
+    """What the marks of a table mean, those that it has."""
+    said = []
+    if "best" in marks:
+        said.append("best in bold, runner-up underlined" + (", PGD (the reference) left out" if reference else ""))
+    if "collapsed" in marks:
+        said.append("\u2020 red: at least one of the runs collapsed")
+    return (said[0][0].upper() + "; ".join(said)[1:] + ".") if said else ""
 
 
 def _marks(
-    rivals: dict[tuple[int, int], Score], reference: set[tuple[int, int]], low_wins: bool
+    rivals: dict[tuple[int, int], Score], reference: set[tuple[int, int]], metric: str
 ) -> dict[tuple[int, int], Mark]:
     marks: dict[tuple[int, int], Mark] = {place: "collapsed" for place, score in rivals.items() if score.collapsed}
     # As printed: two numbers that read the same share a mark. One alone has beaten nobody.
-    able = {place: round(score.mean, 2) for place, score in rivals.items() if place not in marks.keys() | reference}
+    factor = unit(metric)[1]
+    others = rivals.keys() - marks.keys() - reference
+    able = {place: round(factor * rivals[place].mean, 2) for place in others}
     if len(able) < 2:
         return marks
-    levels = sorted(set(able.values()), reverse=not low_wins)[:2]
+    levels = sorted(set(able.values()), reverse=metric not in TIMES)[:2]
     names: list[Mark] = ["best", "second"]
     for level, name in zip(levels, names, strict=False):
         marks |= {place: name for place, value in able.items() if value == level}
@@ -80,18 +110,19 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
     rows = []
     marks: dict[tuple[int, int], Mark] = {}
     metrics = {one.expected.metric for one in comparisons}
+    timed = not metrics.isdisjoint(TIMES)
     alone = metric_name(metrics.pop()) if len(metrics) == 1 else ""
     for number, one in enumerate(comparisons):
-        paper = f"{one.expected.value:.2f}" + ("" if one.expected.std is None else f" \u00b1 {one.expected.std:.2f}")
-        error = one.joint_error
+        metric, error = one.expected.metric, one.joint_error
+        factor = unit(metric)[1]
         rows.append(
             [
-                layout.full(one.setting) + ("" if alone else f": {metric_name(one.expected.metric)}"),
-                written(one.score),
-                paper,
-                f"{one.difference:+.2f}",
+                layout.full(one.setting) + ("" if alone else f": {metric_name(metric)}"),
+                written(one.score.mean, one.score.std, metric),
+                written(one.expected.value, one.expected.std, metric),
+                f"{factor * one.difference:+.2f}",
                 one.verdict,
-                "-" if error is None else f"{2 * error:.2f}",
+                "-" if error is None or metric in TIMES else f"{2 * factor * error:.2f}",
                 str(one.score.count),
             ]
         )
@@ -106,7 +137,8 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
         rows,
         marks=marks,
         note="SE: joint standard error of the difference, from the std over seeds on both sides (three in the paper); "
-        "where one side has no std, the other's stands for it. \u2020 red: collapsed.",
+        "where one side has no std, the other's stands for it. \u2020 red: collapsed."
+        + (" Times are not judged: the paper's are of another machine." if timed else ""),
     )
 
 

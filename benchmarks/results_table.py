@@ -1,0 +1,130 @@
+"""Keep what sweeps have measured as small JSON, and write the table of it, beside the paper's numbers, into a page.
+
+    elle sweep table-2 --only data=cifar10 eps=8/255 method=elle-a --out runs/short
+    python benchmarks/results_table.py runs/short                  # results/short.json
+    python benchmarks/results_table.py --into README.md            # between <!-- results --> and <!-- /results -->
+    python benchmarks/results_table.py --into README.md --check    # exit code 1 where the page is not up to date
+
+Runs may be gathered in several goes, from several folders and machines: one that is in the file already is replaced.
+The paper's AutoAttack accuracies are those of recipes/table-2.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from elle.config import format_radius
+from elle.errors import InputError
+from elle.experiments.collected import measured
+from elle.experiments.recipe import load_recipe, run_id
+from elle.experiments.rundir import open_run
+from elle.files import write_json, write_text
+
+FILE = Path(__file__).parents[1] / "results" / "short.json"
+KEYS = ("data", "model", "method", "seed", "schedule", "epochs")
+NUMBERS = ("clean", "pgd-20", "autoattack", "seconds")
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
+
+Run = dict[str, Any]
+
+
+def gathered(folders: Sequence[Path]) -> list[Run]:
+    """Every finished run in these folders, or one folder below."""
+    runs = []
+    for file in [
+        file for folder in folders for file in sorted([*folder.glob("config.toml"), *folder.glob("*/config.toml")])
+    ]:
+        run = open_run(file.parent)
+        if run.result is None:
+            continue
+        config, found = run.config, measured(run)
+        own = {key: value for key, value in config.model_dump().items() if key in KEYS}
+        numbers = {name: round(found[name], 3) for name in NUMBERS if name in found}
+        said = {key: run.result.get(key) for key in ("device", "torch", "precision")}
+        collapsed = run.collapse_step() is not None
+        runs.append({"id": run_id(config), "eps": format_radius(config.eps or 0), **own, **numbers, **said,
+                     "collapsed": collapsed})  # fmt: skip
+    if not runs:
+        raise InputError(f"no finished run in {', '.join(map(str, folders))}")
+    return runs
+
+
+def table(runs: Sequence[Run]) -> str:
+    """A line for each dataset, eps and method: ours, mean and std over seeds, and the paper's AutoAttack."""
+    paper = load_recipe("table-2")
+    order = [*dict.fromkeys(str(run.method) for run in paper.runs(1))]
+    settings: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs:
+        settings.setdefault((run["data"], run["eps"], run["method"]), []).append(run)
+
+    def place(setting: tuple[str, str, str]) -> tuple[str, float, int]:
+        data, eps, method = setting
+        return data, float(eps.partition("/")[0]), order.index(method) if method in order else -1
+
+    lines = ["| data | eps | method | clean | PGD-20 | AutoAttack | paper | difference | seeds |", "|" + "---|" * 9]
+    for data, eps, method in sorted(settings, key=place):
+        mine = settings[data, eps, method]
+        where = {"data": data, "eps": eps, "method": method}
+        theirs = [one for one in paper.expected if one.metric == "autoattack" and where.items() <= one.where.items()]
+        ours = [run["autoattack"] for run in mine if "autoattack" in run]
+        said = f"{theirs[0].value:.2f} ± {theirs[0].std:.2f}{'†' * theirs[0].collapsed}" if theirs else ""
+        difference = f"{statistics.fmean(ours) - theirs[0].value:+.2f}" if ours and theirs else ""
+        numbers = [_over_seeds(mine, name) for name in ("clean", "pgd-20", "autoattack")]
+        cells = [data, eps, f"`{method}`", *numbers, said, difference, str(len(mine))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", "† at least one of the runs collapsed."])
+
+
+def _over_seeds(runs: Sequence[Run], name: str) -> str:
+    values = [run[name] for run in runs if name in run]
+    if not values:
+        return ""
+    std = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.2f}{std}{'†' * any(run['collapsed'] for run in runs)}"
+
+
+def placed(page: str, text: str, name: str) -> str:
+    """The page with the table between its two marks."""
+    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
+        raise InputError(f"{name} needs the lines {BEGIN} and {END} where the table goes, once each")
+    return f"{page.partition(BEGIN)[0]}{BEGIN}\n{text}\n{END}{page.partition(END)[2]}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="runs, or folders of runs")
+    parser.add_argument("--file", type=Path, default=FILE)
+    parser.add_argument("--into", type=Path, metavar="PAGE", help="a Markdown file with the two marks")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 where the page is old")
+    args = parser.parse_args(words)
+    runs = json.loads(args.file.read_text())["runs"] if args.file.exists() else []
+    if args.folders:
+        new = gathered(args.folders)
+        runs = [run for run in runs if run["id"] not in {one["id"] for one in new}] + new
+        write_json(
+            args.file, {"runs": sorted(runs, key=lambda run: (run["data"], run["eps"], run["method"], run["seed"]))}
+        )
+    if not runs:
+        raise InputError(f"{args.file} has no runs; name the folders of some")
+    if args.into is None:
+        print(table(runs))
+        return 0
+    before = args.into.read_text(encoding="utf-8")
+    after = placed(before, table(runs), args.into.name)
+    if not args.check:
+        write_text(args.into, after)
+    return int(args.check and after != before)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except InputError as problem:
+        print(f"results_table: {problem}", file=sys.stderr)
+        sys.exit(problem.exit_code)

@@ -1,0 +1,237 @@
+"""Accuracy over seconds: how fast a network gets as robust as the paper's ELLE-A.
+
+    python benchmarks/speedrun.py --root DATA --save                                   # recipes/speedrun.toml
+    python benchmarks/speedrun.py --root DATA epochs=10 epochs=20 "method=n-fgsm lr=0.2 batch=128" --seeds 3 --save
+    python benchmarks/speedrun.py --root DATA --limit 540 ...                          # the next call goes on
+
+Each word, or words in quotes, is a setting: the recipe with these keys changed; without any, the recipe itself. A run
+has a process of its own, alone on the GPU. Its `seconds` are those of `loading` (from the files to images and network
+on the device) and of `training`, all epochs; not those of evaluation, checkpoints and Python's own start. `warm_up`, a
+part of the training, are the first four steps: libraries, the choice of kernels, and the capture of the CUDA graph,
+the same however long one trains. (A penalty left out at some steps makes a second graph, captured a few steps later.)
+
+A training that was cut is made again from the start, as its seconds would be wrong; an evaluation goes on where it
+was; what has finished, here or in the saved file, is not made again. --save writes benchmarks/results/speedrun-*.json
+after every run, and the curve beside it as .svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from results import result_file
+
+from elle.config import Config, load_config
+from elle.engine.loop import Watcher, train
+from elle.engine.runtime import GraphedStep
+from elle.errors import InputError, WorkError
+from elle.experiments.chart import Chart, Series, draw
+from elle.experiments.recipe import load_recipe, run_id
+from elle.experiments.sweep import run_name
+from elle.experiments.training import is_running
+from elle.files import write_json, write_text
+
+TIMES = "times.json"
+SECONDS = ("seconds", "loading", "training", "warm_up")
+CHOSEN = ("method", "epochs", "batch", "lr", "average", "options")
+"""What is written down of a setting; its words tell the rest."""
+
+
+def settings(recipe: str, changes: Sequence[str], root: str | None, runs: Path) -> dict[str, Config]:
+    """The recipe with each change, by its words; an attack comes after the run, where it can be interrupted."""
+    loaded = load_recipe(recipe).runs(1)
+    if len(loaded) > 1:
+        raise InputError(f"recipe {recipe} has {len(loaded)} settings; give the changes of one as words instead")
+    file = runs / "recipe.toml"
+    write_text(file, loaded[0].to_toml())
+    more = [f"root={root}"] if root else []
+    return {words: load_config([*words.split(), *more, "final=clean"], file).resolved() for words in changes or [""]}
+
+
+def train_timed(file: Path, directory: Path) -> None:
+    """Train as the file says, and write down where the seconds went."""
+    moments: dict[str, float] = {}
+
+    def moment(name: str) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        moments[name] = time.perf_counter()
+
+    def stepped(step: int) -> None:
+        if step == GraphedStep.WARM_UP + 1:
+            moment("warm")
+
+    moment("begin")
+    watcher = Watcher(started=lambda *_: moment("loaded"), stepped=stepped)
+    result = train(load_config([f"out={directory}"], file), watcher=watcher)
+    loading = moments["loaded"] - moments["begin"]
+    times = {
+        "seconds": loading + result["train_seconds"],
+        "loading": loading,
+        "training": result["train_seconds"],
+        "warm_up": moments.get("warm", moments["loaded"]) - moments["loaded"],
+    }
+    write_json(directory / TIMES, {name: round(value, 3) for name, value in times.items()})
+
+
+def make(config: Config, directory: Path, attack: str) -> None:
+    """Train, unless that has been done to its end; then attack, going on where that was cut."""
+    if is_running(directory):
+        raise InputError(f"{directory} is in use by another process; wait for it")
+    if not (directory / TIMES).exists():
+        shutil.rmtree(directory, ignore_errors=True)
+        file = directory.with_name(f"{directory.name}.toml")
+        write_text(file, config.to_toml())
+        _call([str(Path(__file__)), "--one", str(file), "--runs", str(directory)], directory)
+    if attacked(directory, attack) is None:
+        root = ["--root", config.root] if config.root else []
+        _call(["-m", "elle", "evaluate", str(directory), "--attack", attack, "--resume", *root], directory)
+
+
+def _call(command: list[str], directory: Path) -> None:
+    if subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL).returncode:
+        raise WorkError(f"{directory} failed; the line above says why")
+
+
+def attacked(directory: Path, attack: str) -> dict[str, Any] | None:
+    """The record of a run's evaluation, if it has all of these attacks."""
+    file = directory / "evaluation.json"
+    record: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"attacks": {}}
+    return record if set(attack.split(",")) <= record["attacks"].keys() else None
+
+
+def entry(words: str, config: Config, directory: Path, attack: str) -> dict[str, Any]:
+    """What is kept of a run."""
+    result, record = json.loads((directory / "result.json").read_text()), attacked(directory, attack)
+    assert record is not None
+    accuracy = {name: record["attacks"][name]["accuracy"] for name in attack.split(",")}
+    return {
+        "id": run_id(config),
+        "setting": words,
+        **{key: value for key, value in config.model_dump().items() if key in CHOSEN},
+        "seed": config.seed,
+        **{key: result[key] for key in ("device", "torch", "precision", "steps")},
+        **json.loads((directory / TIMES).read_text()),
+        "accuracy": accuracy,
+        "images": record["data"]["count"],
+    }
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean and std over the seeds of each setting, the fastest first."""
+    rows = []
+    for words in dict.fromkeys(run["setting"] for run in runs):
+        mine = [run for run in runs if run["setting"] == words]
+        row = {"setting": words, "seeds": len(mine)} | {key: mine[0][key] for key in CHOSEN}
+        row |= {name: _over_seeds([run[name] for run in mine]) for name in SECONDS}
+        names = [name for name in mine[0]["accuracy"] if all(name in run["accuracy"] for run in mine)]
+        rows.append(row | {"accuracy": {name: _over_seeds([run["accuracy"][name] for run in mine]) for name in names}})
+    return sorted(rows, key=lambda row: row["seconds"]["mean"])
+
+
+def _over_seeds(values: list[float]) -> dict[str, float | None]:
+    std = round(statistics.stdev(values), 5) if len(values) > 1 else None
+    return {"mean": round(statistics.fmean(values), 5), "std": std}
+
+
+def curve(rows: Sequence[dict[str, Any]], attack: str) -> Chart:
+    """Accuracy over seconds; settings that differ in their epochs alone are joined."""
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if attack in row["accuracy"]:
+            others = " ".join(word for word in row["setting"].split() if not word.startswith("epochs="))
+            lines.setdefault(others or "the recipe", []).append(row)
+    series = []
+    for name, mine in lines.items():
+        scores = [row["accuracy"][attack] for row in mine]
+        spread = [score["std"] for score in scores] if any(score["std"] is not None for score in scores) else []
+        x = [row["seconds"]["mean"] for row in mine]
+        series.append(Series(name, x, [score["mean"] for score in scores], spread))
+    return Chart(f"{attack} accuracy over seconds of loading and training", "seconds", attack, series, percent=True,
+                 note="Bands: one std over seeds.")  # fmt: skip
+
+
+def keep(new: dict[str, Any]) -> None:
+    """Put a run into the saved file, in place of an earlier one of the same settings; draw the curve anew."""
+    path = result_file("speedrun", new["device"], new["torch"])
+    runs = [one for one in saved(path) if one["id"] != new["id"]] + [new]
+    rows = summary(runs)
+    write_json(path, {"torch": new["torch"], "device": new["device"], "settings": rows, "runs": runs})
+    write_text(path.with_suffix(".svg"), draw(curve(rows, list(new["accuracy"])[-1])))
+
+
+def saved(path: Path) -> list[dict[str, Any]]:
+    return list(json.loads(path.read_text())["runs"]) if path.exists() else []
+
+
+def line(row: dict[str, Any]) -> str:
+    """A setting as a line of the table."""
+
+    def written(score: dict[str, float | None], factor: float, digits: int) -> str:
+        std = "" if score["std"] is None else f" +- {factor * score['std']:.{digits}f}"
+        return f"{factor * (score['mean'] or 0.0):.{digits}f}{std}"
+
+    seconds = f"{written(row['seconds'], 1, 1)} s (loading {row['loading']['mean']:.1f}, "
+    seconds += f"warm-up {row['warm_up']['mean']:.1f})"
+    accuracies = ", ".join(f"{name} {written(score, 100, 2)} %" for name, score in row["accuracy"].items())
+    return f"{row['setting'] or 'the recipe'}: {row['seeds']} seeds, {seconds}, {accuracies}"
+
+
+def in_turn(found: dict[str, Config], seeds: int) -> Iterator[tuple[str, Config]]:
+    """Every setting once before any has its second seed: an early end leaves a whole curve."""
+    for seed in range(seeds):
+        for words, config in found.items():
+            yield words, config.model_copy(update={"seed": seed})
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="a setting each; several keys in quotes")
+    parser.add_argument("--recipe", default="speedrun")
+    parser.add_argument("--root")
+    parser.add_argument("--runs", type=Path, default=Path("runs/speedrun"))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--attack", default="clean,pgd-20,autoattack", help="the last one is drawn")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="begin no run after so many seconds")
+    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(words)
+    if args.one:
+        train_timed(args.one, args.runs)
+        return
+    until = time.monotonic() + args.limit
+    found = settings(args.recipe, args.changes, args.root, args.runs)
+    known = {run["id"]: run for run in (saved(result_file("speedrun")) if args.save else [])}
+    runs = []
+    for setting, config in in_turn(found, args.seeds):
+        new = known.get(run_id(config))
+        if new is None or not set(args.attack.split(",")) <= new["accuracy"].keys():
+            if time.monotonic() > until:
+                print("the time is up; the same command goes on")
+                break
+            directory = args.runs / run_name(config)
+            make(config, directory, args.attack)
+            new = entry(setting, config, directory, args.attack)
+            if args.save:
+                keep(new)
+        runs.append(new | {"setting": setting})
+    for row in summary(runs):
+        print(line(row))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (InputError, WorkError) as problem:
+        print(f"speedrun: {problem}", file=sys.stderr)
+        sys.exit(problem.exit_code)

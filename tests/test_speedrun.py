@@ -1,0 +1,132 @@
+"""The speedrun: its benchmark times a run in its parts, goes on where it was cut, and draws accuracy over seconds."""
+
+import json
+import shutil
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from elle.engine.checkpoint import checkpoints
+
+RECIPE = """
+title = "A tiny speedrun"
+[base]
+data = "digits"
+model = "small-cnn"
+epochs = 1
+batch = 64
+average = 0.9
+eval_every = 0
+probe_every = 0
+device = "cpu"
+[grid]
+method = ["fgsm"]
+"""
+
+
+@pytest.fixture
+def speedrun(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    monkeypatch.setattr(import_module("results"), "FOLDER", tmp_path / "results")
+    return import_module("speedrun")
+
+
+@pytest.fixture
+def words(tmp_path):
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    return ["--recipe", str(tmp_path / "tiny.toml"), "--runs", str(tmp_path / "runs"), "--attack", "clean,pgd-2"]
+
+
+def saved(tmp_path):
+    (file,) = (tmp_path / "results").glob("speedrun-*.json")
+    return json.loads(file.read_text())
+
+
+def ends(tmp_path):
+    """When each training came to its end."""
+    return {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").glob("*/times.json")}
+
+
+def test_a_run_is_timed_in_its_parts_saved_and_not_made_again(speedrun, words, tmp_path, capsys):
+    speedrun.main([*words, "--seeds", "1", "--save"])
+    result = saved(tmp_path)
+    (run,) = result["runs"]
+    assert run["seconds"] == pytest.approx(run["loading"] + run["training"], abs=2e-3)
+    assert all(run[name] > 0 for name in ("loading", "training", "warm_up"))
+    assert (run["epochs"], run["batch"], run["average"], run["images"]) == (1, 64, 0.9, 500)
+    assert run["accuracy"]["clean"] > run["accuracy"]["pgd-2"]
+    assert result["settings"][0]["accuracy"]["clean"] == {"mean": run["accuracy"]["clean"], "std": None}
+    (curve,) = (tmp_path / "results").glob("speedrun-*.svg")
+    assert "pgd-2 accuracy over seconds" in curve.read_text()
+    assert "the recipe: 1 seeds" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "runs")  # another machine, with the saved file alone
+    speedrun.main([*words, "--seeds", "1", "--save"])
+    assert not ends(tmp_path)
+    assert saved(tmp_path) == result
+
+
+def in_this_process(speedrun, cut):
+    """The children's work, without starting Python for each; `cut` may raise before or after it."""
+
+    def call(command, directory):
+        if "--one" in command:
+            cut("begin")
+            speedrun.train_timed(Path(command[command.index("--one") + 1]), directory)
+            cut("end")
+        else:
+            accuracy = {"accuracy": 0.5 + 0.1 * int("epochs=2" in (directory / "config.toml").read_text())}
+            record = {"attacks": {"clean": accuracy, "pgd-2": accuracy}, "data": {"count": 500}}
+            (directory / "evaluation.json").write_text(json.dumps(record))
+
+    return call
+
+
+def test_what_was_cut_is_made_again_and_what_has_finished_is_not(speedrun, words, tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def kill(moment):
+        if moment == "end" and len(ends(tmp_path)) == 2:
+            (last,) = [file for file in ends(tmp_path) if not (file.parent / "evaluation.json").exists()]
+            last.unlink()
+            raise Killed
+
+    monkeypatch.setattr(speedrun, "_call", in_this_process(speedrun, kill))
+    wanted = [*words, "epochs=1", "epochs=2", "--seeds", "1", "--save"]
+    with pytest.raises(Killed):
+        speedrun.main(wanted)
+    before = ends(tmp_path)
+    assert len(before) == 1
+    assert len(saved(tmp_path)["runs"]) == 1
+    monkeypatch.setattr(speedrun, "_call", in_this_process(speedrun, lambda moment: None))
+    speedrun.main(wanted)
+    assert before.items() < ends(tmp_path).items()
+    assert [(run["setting"], run["epochs"]) for run in saved(tmp_path)["runs"]] == [("epochs=1", 1), ("epochs=2", 2)]
+    for directory in (tmp_path / "runs").glob("*-seed0-*/"):
+        assert "resume" not in (directory / "events.jsonl").read_text()
+        assert checkpoints(directory)
+
+
+def test_settings_of_other_lengths_make_one_curve(speedrun):
+    def run(setting, seed, seconds, accuracy):
+        times = {"seconds": seconds, "loading": 1.0, "training": seconds - 1, "warm_up": 0.5}
+        own = {"method": "fgsm", "epochs": 1, "batch": 64, "lr": 0.1, "average": 0.0, "options": {}}
+        return {"setting": setting, "seed": seed, **own, **times, "accuracy": {"autoattack": accuracy}}
+
+    runs = [run("epochs=2", 0, 20.0, 0.44), run("epochs=2", 1, 22.0, 0.46), run("epochs=1", 0, 10.0, 0.4)]
+    rows = speedrun.summary([*runs, run("epochs=1 batch=32", 0, 15.0, 0.3)])
+    assert [row["seconds"]["mean"] for row in rows] == [10, 15, 21]
+    assert rows[-1]["accuracy"]["autoattack"] == {"mean": 0.45, "std": pytest.approx(0.01414, abs=1e-5)}
+    chart = speedrun.curve(rows, "autoattack")
+    assert [(line.name, line.x, line.y) for line in chart.series] == [
+        ("the recipe", [10, 21], [0.4, 0.45]),
+        ("batch=32", [15], [0.3]),
+    ]
+    assert "2 seeds, 21.0 +- 1.4 s (loading 1.0, warm-up 0.5), autoattack 45.00 +- 1.41 %" in speedrun.line(rows[-1])
+
+
+def test_no_run_is_begun_when_the_time_is_up(speedrun, words, tmp_path, capsys):
+    speedrun.main([*words, "--limit", "-1"])
+    assert not ends(tmp_path)
+    assert "the time is up" in capsys.readouterr().out
