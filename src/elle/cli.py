@@ -160,7 +160,7 @@ def watch(
     directories: RunDirectories,
     once: Annotated[bool, typer.Option("--once", help="Show the state of now and end.")] = False,
 ) -> None:
-    """Follow runs in the terminal, side by side, until they have finished.
+    """Follow runs in the terminal, side by side, until they have finished or stopped.
 
     Example: elle watch runs/a runs/b
     """

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from elle.config import load_config
 from elle.engine import checkpoint
-from elle.engine.launch import _reason
+from elle.engine.launch import _reason, launch_ranks
 from elle.engine.loop import train
 from elle.errors import InputError, WorkError
 
@@ -127,6 +127,18 @@ def test_what_all_ranks_say_is_said_once_and_bad_input_stays_bad_input(tmp_path)
     problem = _reason(folder, {1: -15})
     assert isinstance(problem, InputError)
     assert str(problem) == "batch=49 does not divide"
+
+
+def test_bad_input_is_everyones_also_where_one_rank_alone_had_time_to_say_so(tmp_path):
+    folder = reasons(tmp_path, rank_1="2 batch=49 does not divide")
+    assert str(_reason(folder, {1: 2})) == "batch=49 does not divide"
+
+
+@pytest.mark.parametrize("words", [["devices=200"], ["devices=40", "accumulate=2"]])
+def test_more_parts_than_images_are_refused_before_a_process_is_started(monkeypatch, words):
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *_: pytest.fail("started"))
+    with pytest.raises(InputError, match=f"^{words[0]}.*a batch of 64 images has no .* parts"):
+        launch_ranks(load_config(["data=digits", "device=cpu", *words]), [])
 
 
 def test_a_rank_that_ends_without_a_word_is_named(tmp_path):

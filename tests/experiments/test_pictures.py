@@ -112,6 +112,7 @@ def test_the_surfaces_of_both_states_have_one_scale(tmp_path):
 def test_a_heat_map_has_a_cell_a_value_and_colours_from_low_to_high():
     svg = draw_heatmap(Heatmap("title <", "x", "y", [0, 1], [0, 1], [[0.0, 1.0], [float("nan"), 7.0]], 0.0, 1.0))
     cells = [rect for rect in ET.fromstring(svg).iter() if rect.tag.endswith("rect") and len(rect)]
+    assert ">loss</text>" in svg
     assert [cell.get("fill") for cell in cells] == ["#440154", "#fde725", "#440154", "#fde725"]
 
 
@@ -157,13 +158,21 @@ def test_a_delayed_collapse_is_told_by_method(tmp_path):
     ]
 
 
+def test_radii_of_two_norms_are_not_one_row(tmp_path):
+    runs = [
+        open_run(run_directory(tmp_path / norm, "method=fgsm", f"norm={norm}", f"eps={eps}", fall=fall))
+        for norm, eps, fall in (("linf", "0.2", 3), ("l2", "0.5", None))
+    ]
+    assert [(row["norm"], row["holds_to"]) for row in delayed_collapse(runs)] == [("l2", 0.5), ("linf", None)]
+
+
 def test_a_run_without_a_monitor_is_judged_by_its_result(tmp_path):
     path = run_directory(tmp_path / "run")
     (path / "result.json").write_text(json.dumps({"collapse_epoch": 4}))
     assert open_run(path).collapse_step() == 40
 
 
-@pytest.mark.parametrize("command", [["watch", "--once"], ["plot", "--out", "x.html"], ["report", "--delayed"]])
+@pytest.mark.parametrize("command", [["watch", "--once"], ["plot", "--out", "x.html"]])
 def test_a_folder_that_is_no_run_is_refused(elle, tmp_path, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = elle(*command, tmp_path / "none")
@@ -181,12 +190,32 @@ def test_runs_are_watched_side_by_side(elle, tmp_path):
     ]
     outcome = elle("watch", "--once", *runs)
     assert outcome.code == 0, outcome.err
-    for part in ("collapsed at step 40", "a: collapse at step 45: it fell", "training, rolled back 1 x", "finished"):
+    for part in (
+        "finished, collapsed at step 40",
+        "a: collapse at step 45: it fell",
+        "training, rolled back 1 x",
+        "finished",
+    ):
         assert part in outcome.out, part
 
 
 def test_watching_ends_with_the_last_run(elle, tmp_path):
     assert elle("watch", run_directory(tmp_path / "a")).code == 0
+
+
+def test_watching_ends_with_a_run_that_has_stopped_and_says_why(elle, tmp_path):
+    reason = "training diverged in epoch 2: " + "the loss is not finite, " * 10 + "lower lr"
+    stop = {"event": "stop", "step": 20, "reason": reason}
+    outcome = elle("watch", run_directory(tmp_path / "a", finished=False, events=[stop]))
+    assert outcome.code == 0
+    assert outcome.out.count("stopped") == 1
+    assert f"a: {reason}\n" in outcome.out  # in one line: there is no terminal to wrap it for
+
+
+def test_a_run_that_was_resumed_has_not_stopped(tmp_path):
+    events = [{"event": "stop", "step": 20, "signal": "SIGTERM"}, {"event": "resume", "step": 20}]
+    assert open_run(run_directory(tmp_path / "a", finished=False, events=events)).stopped() is None
+    assert open_run(run_directory(tmp_path / "b", finished=False, events=events[:1])).stopped() == "SIGTERM"
 
 
 def test_the_commands_write_and_print(elle, tmp_path):
@@ -195,6 +224,10 @@ def test_the_commands_write_and_print(elle, tmp_path):
     assert (tmp_path / "page.html").exists()
     assert "holds up to eps" in elle("report", "--delayed", run).out
     assert json.loads(elle("report", "--delayed", run, "--json").out)[0]["first_collapse_epoch"] == 4
+    in_folder = elle("report", "--delayed", tmp_path, "--json")
+    assert json.loads(in_folder.out)[0]["runs"] == 1, in_folder.err
+    assert "there is no folder" in elle("report", "--delayed", tmp_path / "none").err
+    assert "writes no file" in elle("report", "--delayed", run, "--out", tmp_path / "x").err
     assert elle("report", run).code == 2
     assert elle("plot", run, "--before", "x").code == 2
 

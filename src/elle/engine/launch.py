@@ -29,6 +29,7 @@ def launch_ranks(config: Config, arguments: list[str]) -> bool:
     on_gpus = config.device != "cpu" and torch.cuda.is_available()
     if on_gpus and config.devices > torch.cuda.device_count():
         raise InputError(f"devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs")
+    _check_parts(config.resolved())
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -60,6 +61,15 @@ def launch_ranks(config: Config, arguments: list[str]) -> bool:
     return True
 
 
+def _check_parts(config: Config) -> None:
+    """Refuse more parts than images before so many processes are started; what else may not divide, the ranks tell."""
+    smallest = min((phase.batch for phase in config.phases or ()), default=config.batch)
+    parts = config.devices * config.accumulate
+    if smallest is not None and parts > smallest:  # an image folder's batch is known when its images are counted
+        how = f" with accumulate={config.accumulate}" if config.accumulate > 1 else ""
+        raise InputError(f"devices={config.devices}{how}: a batch of {smallest} images has no {parts} parts; use fewer")
+
+
 def _threads_each(devices: int) -> int:
     return max(1, usable_cores() // devices)
 
@@ -82,8 +92,9 @@ def _reason(folder: Path, codes: dict[int, int]) -> InputError | WorkError:
         return WorkError(f"rank {rank} ended with exit code {code}; continue with the same command and --resume")
     rank = min(causes)
     code, text = causes[rank]
-    # What the first rank says, or several say alike, is of the whole job.
-    line = text if rank == 0 or len(causes) > len(set(causes.values())) else f"rank {rank}: {text}"
+    # What the first rank says, or several say alike, is of the whole job; and so is wrong input, which all were given.
+    common = rank == 0 or code == InputError.exit_code or len(causes) > len(set(causes.values()))
+    line = text if common else f"rank {rank}: {text}"
     kinds: dict[int, type[InputError | WorkError]] = {
         InputError.exit_code: InputError,
         Interrupted.exit_code: Interrupted,

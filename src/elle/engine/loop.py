@@ -60,7 +60,12 @@ def train(
             start = run.files.open(held, run.config, resume=again, start_from=start_from)
             if start is not None:
                 run.resume(start)
-            return run.finish()
+            try:
+                return run.finish()
+            except WorkError as problem:
+                with contextlib.suppress(WorkError):  # a full disk has no room for this either
+                    run.files.event("stop", step=run.done, reason=str(problem))
+                raise
 
 
 class Run:
@@ -272,7 +277,6 @@ class Run:
 
     def _stop(self, signal_name: str) -> None:
         self._keep()
-        self.files.event("stop", step=self.done, signal=signal_name)
         raise stopped_by(
             signal_name,
             f" at step {self.done} of {self.last_step}; everything is saved; "
