@@ -230,6 +230,11 @@ def test_the_commands_write_and_print(elle, tmp_path):
     assert "writes no file" in elle("report", "--delayed", run, "--out", tmp_path / "x").err
     assert elle("report", run).code == 2
     assert elle("plot", run, "--before", "x").code == 2
+    for name in ("metrics.jsonl", "probes.jsonl"):
+        (run / name).unlink()
+    outcome = elle("plot", run, "--out", tmp_path / "empty.html")
+    assert (outcome.code, "nothing to draw yet" in outcome.err) == (2, True)
+    assert not (tmp_path / "empty.html").exists()
 
 
 @pytest.mark.parametrize(("values", "bars"), [([], ""), ([0, 0], "▁▁"), ([0, 0.5, 1], "▁▅█")])

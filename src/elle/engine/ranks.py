@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -141,7 +142,16 @@ ALONE = Ranks()
 
 def ranks_announced() -> int:
     """How many processes the launcher (torchrun) says this job has; 1 where there is no launcher."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    if "RANK" not in os.environ:
+        return 1
+    rank, count = os.environ["RANK"], os.environ.get("WORLD_SIZE", "1")
+    remedy = "start the job with torchrun, or unset RANK"
+    if not (rank.isdecimal() and count.isdecimal() and int(rank) < int(count)):
+        raise InputError(f"the environment has RANK={rank} and WORLD_SIZE={count}, which no process can be; {remedy}")
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if int(count) > 1 and name not in os.environ]
+    if missing:
+        raise InputError(f"the environment has WORLD_SIZE={count} but no {missing[0]}; {remedy}")
+    return int(count)
 
 
 def check_launched(devices: int) -> None:
@@ -216,8 +226,13 @@ def _contact() -> Iterator[None]:
     try:
         yield
     except RuntimeError as problem:
-        lines = str(problem).splitlines() or ["no reason given"]
         rank = os.environ.get("RANK", "0")
         raise WorkError(
-            f"{LOST} (rank {rank} heard: {lines[0][:160]}); what was saved stays; continue with --resume"
+            f"{LOST} (rank {rank} heard: {_said_in(problem)}); what was saved stays; continue with --resume"
         ) from None
+
+
+def _said_in(problem: RuntimeError) -> str:
+    """The first sentence of a library's message, without the place in its source that it begins with."""
+    first = (str(problem).splitlines() or ["no reason given"])[0]
+    return re.sub(r"^\[[^\]]*/[^\]]*\] *", "", first).partition(". ")[0][:160]
