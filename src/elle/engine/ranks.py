@@ -26,6 +26,7 @@ START_TIMEOUT = timedelta(minutes=10)
 PATIENCE = timedelta(days=2)
 """How long the others wait for what the first rank does alone; its death is noticed at once all the same."""
 LOST = "lost contact with another rank"
+_REMEDY = "start the job with torchrun, or unset RANK"
 _SIGNALS_EVERY = 8
 """Steps between the looks for a stop signal on any rank: each costs the hosts, not the devices, a round of messages."""
 
@@ -145,12 +146,8 @@ def ranks_announced() -> int:
     if "RANK" not in os.environ:
         return 1
     rank, count = os.environ["RANK"], os.environ.get("WORLD_SIZE", "1")
-    remedy = "start the job with torchrun, or unset RANK"
     if not (rank.isdecimal() and count.isdecimal() and int(rank) < int(count)):
-        raise InputError(f"the environment has RANK={rank} and WORLD_SIZE={count}, which no process can be; {remedy}")
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if int(count) > 1 and name not in os.environ]
-    if missing:
-        raise InputError(f"the environment has WORLD_SIZE={count} but no {missing[0]}; {remedy}")
+        raise InputError(f"the environment has RANK={rank} and WORLD_SIZE={count}, which no process can be; {_REMEDY}")
     return int(count)
 
 
@@ -205,6 +202,9 @@ def joined(device: torch.device) -> Iterator[Ranks]:
 def _meet(device: torch.device, one_machine: bool) -> None:
     from torch.distributed.rendezvous import rendezvous
 
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise InputError(f"the environment has WORLD_SIZE={os.environ['WORLD_SIZE']} but no {name}; {_REMEDY}")
     store, rank, count = next(rendezvous("env://", timeout=START_TIMEOUT))
     if one_machine:
         # torchrun keeps its store over restarts, with the addresses of the dead in it. Several machines may count
