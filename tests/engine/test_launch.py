@@ -15,7 +15,7 @@ from elle.config import load_config
 from elle.engine import checkpoint
 from elle.engine.launch import _reason, launch_ranks
 from elle.engine.loop import train
-from elle.errors import InputError, WorkError
+from elle.errors import InputError, Interrupted, WorkError
 
 from ..conftest import QUICK
 
@@ -143,6 +143,13 @@ def test_more_parts_than_images_are_refused_before_a_process_is_started(monkeypa
 
 def test_a_rank_that_ends_without_a_word_is_named(tmp_path):
     assert str(_reason(tmp_path, {1: 3})).startswith("rank 1 ended with exit code 3")
+
+
+def test_a_job_that_was_told_to_stop_blames_no_rank(tmp_path):
+    assert str(_reason(tmp_path, {}, "SIGTERM")).startswith("stopped by SIGTERM; what was saved stays")
+    assert isinstance(_reason(tmp_path, {}, "SIGINT"), Interrupted)
+    said = reasons(tmp_path, rank_0="1 stopped by SIGTERM at step 40")
+    assert str(_reason(said, {}, "SIGTERM")) == "stopped by SIGTERM at step 40"
 
 
 def test_a_rank_that_fails_ends_at_once_and_what_it_said_is_out():

@@ -6,8 +6,10 @@ import xml.etree.ElementTree as ET
 
 import pytest
 import torch
+from rich.console import Console
 
 from elle.config import load_config
+from elle.engine import checkpoint
 from elle.engine.loop import train
 from elle.engine.surface import around_collapse, loss_surface
 from elle.errors import InputError
@@ -16,7 +18,8 @@ from elle.experiments.figure import write_figures
 from elle.experiments.heatmap import Heatmap, draw_heatmap
 from elle.experiments.pictures import course, falls, surface_figures, weight_evolution, write_pictures
 from elle.experiments.rundir import open_run
-from elle.watch import sparkline
+from elle.models.registry import build_model
+from elle.watch import sparkline, view
 from tests.conftest import QUICK
 from tests.experiments.runs import run_directory
 from tests.networks import Affine
@@ -127,13 +130,18 @@ def test_the_loss_of_a_linear_network_rises_along_the_attack():
     torch.testing.assert_close(torch.tensor(middle[0]), torch.nn.functional.cross_entropy(model(x), y))
 
 
-def test_the_surface_between_two_checkpoints(finished_run):
+def test_the_surface_between_two_checkpoints(finished_run, tmp_path):
     checkpoints = sorted((finished_run / "checkpoints").iterdir())
     surfaces = around_collapse(finished_run, torch.device("cpu"), *checkpoints)
     assert [surfaces[name]["step"] for name in ("before", "after")] == [18, 36]
     assert around_collapse(finished_run, torch.device("cpu")) is None
     with pytest.raises(InputError, match="does not exist; give a checkpoint"):
         around_collapse(finished_run, torch.device("cpu"), checkpoints[0], finished_run / "none")
+    other = tmp_path / "other.safetensors"
+    header = checkpoint.read_tensors(finished_run / "model.safetensors")[1] | {"shape": [1, 16, 16]}
+    checkpoint.write_tensors(other, build_model("small-cnn", (1, 16, 16), 10).state_dict(), header)
+    with pytest.raises(InputError, match="is for images of 1 x 16 x 16, and those of .* are 1 x 8 x 8"):
+        around_collapse(finished_run, torch.device("cpu"), other, checkpoints[1])
 
 
 def test_a_delayed_collapse_is_told_by_method(tmp_path):
@@ -197,6 +205,16 @@ def test_runs_are_watched_side_by_side(elle, tmp_path):
         "finished",
     ):
         assert part in outcome.out, part
+
+
+def test_a_narrow_terminal_shows_fewer_columns_and_those_whole(tmp_path):
+    run = open_run(run_directory(tmp_path / "digits-n-fgsm-eps0.2-seed0", fall=4))
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(view([run], console.width))
+    head, row = captured.get().splitlines()[:2]
+    assert head.split() == ["run", "epoch", "multi-step", "best", "state"]
+    assert row.split()[:4] == ["digits-n-fgsm-eps0.2-seed0", "6/6", "1.0%", "40.0%"]
 
 
 def test_watching_ends_with_the_last_run(elle, tmp_path):

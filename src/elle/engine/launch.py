@@ -14,7 +14,7 @@ import torch
 from elle.config import Config
 from elle.data.cores import usable_cores
 from elle.engine.ranks import LOST
-from elle.errors import REASONS, InputError, Interrupted, WorkError
+from elle.errors import REASONS, InputError, Interrupted, WorkError, stopped_by
 
 
 def speaks() -> bool:
@@ -53,8 +53,8 @@ def launch_ranks(config: Config, arguments: list[str]) -> bool:
             elastic_launch(settings, sys.executable)("-m", "elle", *arguments)
         except ChildFailedError as problem:
             raise _reason(Path(folder), {rank: one.exitcode for rank, one in problem.failures.items()}) from None
-        except SignalException:
-            raise _reason(Path(folder), {}) from None
+        except SignalException as problem:
+            raise _reason(Path(folder), {}, problem.sigval.name) from None
         finally:
             del os.environ[REASONS]
             logging.disable(logging.NOTSET)
@@ -74,7 +74,7 @@ def _threads_each(devices: int) -> int:
     return max(1, usable_cores() // devices)
 
 
-def _reason(folder: Path, codes: dict[int, int]) -> InputError | WorkError:
+def _reason(folder: Path, codes: dict[int, int], heard: str | None = None) -> InputError | WorkError:
     """The first cause: a rank that was killed, else one that says why and does not merely miss another."""
     for rank, code in sorted(codes.items()):
         if code < 0 and -code != signal.SIGTERM:
@@ -87,6 +87,8 @@ def _reason(folder: Path, codes: dict[int, int]) -> InputError | WorkError:
     found = {int(file.name.removeprefix("rank-")): file.read_text().partition(" ") for file in folder.glob("rank-*")}
     said = {rank: (int(code), text) for rank, (code, _, text) in found.items()}
     causes = {rank: one for rank, one in said.items() if not one[1].startswith(LOST)} or said
+    if not causes and heard is not None:  # told to stop before any rank could save, or after all were done
+        return stopped_by(heard, "; what was saved stays; continue with the same command and --resume")
     if not causes:
         rank, code = min(codes.items(), default=(0, 1))
         return WorkError(f"rank {rank} ended with exit code {code}; continue with the same command and --resume")
