@@ -277,6 +277,7 @@ def _first_problem(problem: ValidationError) -> str:
         part = key.removeprefix("options.")
         return f"method.{part}: write options as method.PART.FIELD=VALUE, for example method.attack.noise=3"
     message = error["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    message = message.replace("a valid boolean", "true or false").replace("a valid integer", "a whole number")
     return message if error["type"] == "value_error" and not key else f"{key}={error['input']!r}: {message}"
 
 
