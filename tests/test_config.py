@@ -405,3 +405,9 @@ def test_configurations_that_train_the_same_model_do_not_differ(word):
 )
 def test_the_penalty_on_cifar10_weighs_what_the_paper_chose(words, weight):
     assert load_config(["data=cifar10", *words]).resolved().weight == weight
+
+
+@pytest.mark.parametrize(("word", "wanted"), [("sync_bn=yes", "true or false"), ("devices=2.5", "a whole number")])
+def test_what_a_value_should_be_is_said_in_plain_words(word, wanted):
+    with pytest.raises(InputError, match=f"it should be {wanted}"):
+        load_config([word])

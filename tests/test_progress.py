@@ -1,5 +1,6 @@
 """What stands beside the progress bar while a run trains."""
 
+from elle.config import load_config
 from elle.engine.monitor import Verdict
 from elle.progress import TrainingProgress
 
@@ -16,3 +17,19 @@ def test_the_bar_names_what_is_the_matter_as_long_as_it_is():
     assert task.description == "training"
     watcher.judged(Verdict("recovery", 40, 35, "it is back", "medium"))
     assert task.description == "training"
+
+
+def test_a_line_stays_whole_where_there_is_no_terminal(capsys):
+    TrainingProgress().watcher().said("collapse: " + "word " * 100 + "end")
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_an_epoch_is_told_in_words_that_fit_every_method(capsys):
+    watcher = TrainingProgress().watcher()
+    watcher.started(load_config(["data=digits", "method=pgd-10", "epochs=1"]).resolved(), 20, 0)
+    watcher.recorded(
+        {"epoch": 1, "step": 20, "loss": 1.0, "accuracy": 0.5, "error": None, "weight": None, "seconds": 1}
+    )
+    said = capsys.readouterr().out
+    assert "1 epoch of batch 64" in said
+    assert "training  50.0%" in said  # ten steps are no single-step attack

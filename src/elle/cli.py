@@ -160,7 +160,7 @@ def watch(
     directories: RunDirectories,
     once: Annotated[bool, typer.Option("--once", help="Show the state of now and end.")] = False,
 ) -> None:
-    """Follow runs in the terminal, side by side, until they have finished.
+    """Follow runs in the terminal, side by side, until they have finished or stopped.
 
     Example: elle watch runs/a runs/b
     """
@@ -194,6 +194,10 @@ def plot(
     if before is not None and len(directories) > 1:
         raise InputError("--before and --after are checkpoints of one run; give that run alone")
     runs = [open_run(directory) for directory in directories]
+    if before is None and not any(run.records or run.probes for run in runs):
+        raise InputError(
+            f"there is nothing to draw yet: {runs[0].path} has no record of an epoch, nor a look at a probe"
+        )
     surfaces = {}
     for run, name in zip(runs, unique_names(runs), strict=True):
         if before is not None or (run.path / "after-collapse.safetensors").exists():

@@ -174,7 +174,9 @@ def report(
     Example: elle report table-2
     """
     if delayed:
-        _delayed([Path(source) for source in sources], as_json)
+        if out is not None:
+            raise InputError("--delayed prints its table and writes no file; leave --out out")
+        _delayed(sources, as_json)
         return
     from elle.experiments.collected import gather
     from elle.experiments.report import write_report
@@ -188,11 +190,11 @@ def report(
         print(f"{count} run{'s' * (count != 1)}; {len(written)} files, first {written[0]}")
 
 
-def _delayed(directories: list[Path], as_json: bool) -> None:
+def _delayed(sources: list[str], as_json: bool) -> None:
+    from elle.experiments.collected import find_runs
     from elle.experiments.delayed import COLUMNS, delayed_collapse, describe
-    from elle.experiments.rundir import open_run
 
-    rows = delayed_collapse([open_run(directory) for directory in directories])
+    rows = delayed_collapse(find_runs(sources).runs)
     if as_json:
         print_json(rows)
     else:

@@ -206,6 +206,12 @@ class Config(BaseModel):
             return f"phases={format_phases(value)}"
         return f"{key}={format_radius(value) if key == 'eps' and value is not None else value}"
 
+    def length(self) -> str:
+        """How long it trains, in words."""
+        if self.phases:
+            return self.spelled("phases")
+        return f"{self.epochs} epoch{'' if self.epochs == 1 else 's'} of batch {self.batch}"
+
     def to_toml(self) -> str:
         """The configuration as a TOML file that `parse_config` reads back to an equal one."""
         values = self.model_dump(exclude_none=True)
@@ -271,6 +277,7 @@ def _first_problem(problem: ValidationError) -> str:
         part = key.removeprefix("options.")
         return f"method.{part}: write options as method.PART.FIELD=VALUE, for example method.attack.noise=3"
     message = error["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    message = message.replace("a valid boolean", "true or false").replace("a valid integer", "a whole number")
     return message if error["type"] == "value_error" and not key else f"{key}={error['input']!r}: {message}"
 
 

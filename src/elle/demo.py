@@ -247,7 +247,7 @@ def _write_report(
     ]  # fmt: skip
     footer = (
         f"elle demo, seed {config.seed}: {config.model} on 4,000 images of MNIST, "
-        f"eps {format_radius(config.eps or 0)}, {config.epochs} epochs of batch {config.batch}. "
+        f"eps {format_radius(config.eps or 0)}, {config.length()}. "
         f"Every number on this page was measured in this run."
     )
     write_page(path, "Catastrophic overfitting: FGSM and ELLE-A side by side", verdict, [table, *charts], footer)

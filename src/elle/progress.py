@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,9 +19,7 @@ class TrainingProgress:
     """Prints what a run tells; `watcher()` is handed to the run."""
 
     def __init__(self, to_stderr: bool = False) -> None:
-        # A log file wants whole lines: no wrapping where no terminal sets a width.
-        stream = sys.stderr if to_stderr else sys.stdout
-        self.console = Console(stderr=to_stderr, highlight=False, width=None if stream.isatty() else 160)
+        self.console = Console(stderr=to_stderr, highlight=False)
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -56,10 +53,9 @@ class TrainingProgress:
         self.bar.update(self.task, total=steps, completed=done)
         from elle.config import format_radius
 
-        length = config.spelled("phases") if config.phases else f"{config.epochs} epochs of batch {config.batch}"
         self._said(
             f"{config.method} on {config.data}: {config.model}, eps {format_radius(config.eps or 0)}, "
-            f"{length}, seed {config.seed}"
+            f"{config.length()}, seed {config.seed}"
         )
 
     def _stepped(self, step: int) -> None:
@@ -80,7 +76,7 @@ class TrainingProgress:
             self.bar.update(self.task, description="training")
 
     def _said(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, soft_wrap=True)  # a log file wants whole lines
 
 
 def describe_record(record: dict[str, Any], epochs: int | None) -> str:
@@ -88,7 +84,7 @@ def describe_record(record: dict[str, Any], epochs: int | None) -> str:
     parts = [
         f"epoch {record['epoch']:3d}/{epochs}",
         f"loss {record['loss']:.3f}",
-        f"single-step {record['accuracy']:6.1%}",
+        f"training {record['accuracy']:6.1%}",
     ]
     parts += [
         f"{name} {value:6.1%}" for name, value in record.items() if name == "clean" or name.startswith(("pgd", "fgsm"))

@@ -16,33 +16,41 @@ from rich.text import Text
 from elle.config import format_radius
 from elle.experiments.rundir import RunDirectory, open_run
 
+_COLUMNS = ("run", "method", "eps", "epoch", "loss", "training", "clean", "multi-step", "best", "E_lin", "weight",
+            "course", "state")  # fmt: skip
+WIDE = 120
+"""Characters of a terminal on which all columns have room; a narrower one shows what is worth most."""
+_NARROW = ("run", "epoch", "multi-step", "best", "state")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def watch(paths: Sequence[Path], once: bool = False, pause: float = 1.0) -> None:
-    """Show the runs until all have finished, or `once`."""
+    """Show the runs until all have finished or stopped, or `once`."""
     runs = [open_run(path) for path in paths]
-    # A log file wants whole lines: no wrapping where no terminal sets a width.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    # A log file wants whole lines, however long: no wrapping where no terminal sets a width.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
     if once:
-        console.print(view(runs))
+        console.print(view(runs, console.width))
         return
-    with Live(view(runs), console=console, auto_refresh=False) as live:
+    with Live(view(runs, console.width), console=console, auto_refresh=False) as live:
         while True:
             for run in runs:
                 run.read()
-            live.update(view(runs), refresh=True)
-            if all(run.result is not None for run in runs):
-                return
+            live.update(view(runs, console.width), refresh=True)
+            if all(run.result is not None or run.stopped() is not None for run in runs):
+                break
             time.sleep(pause)
+    if not console.is_terminal:
+        console.print()  # rich ends the last line on a terminal only
 
 
-def view(runs: Sequence[RunDirectory]) -> Group:
+def view(runs: Sequence[RunDirectory], width: int) -> Group:
     """A line a run, the course of its accuracy under attack, and what its monitor has said."""
-    columns = ("run", "method", "eps", "epoch", "loss", "single-step", "clean", "multi-step", "best", "E_lin", "weight")
-    table = Table(*columns, "course", "state", box=None, header_style="bold", pad_edge=False)
+    columns = [name for name in _COLUMNS if width >= WIDE or name in _NARROW]
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for run in runs:
-        table.add_row(*_cells(run))
+        cells = dict(zip(_COLUMNS, _cells(run), strict=True))
+        table.add_row(*(cells[name] for name in columns))
     said = [Text(f"{run.name}: {line}") for run in runs for line in _said(run)]
     return Group(table, *said[-8:])
 
@@ -77,10 +85,13 @@ def _number(value: Any, shape: str) -> str:
 
 def _state(run: RunDirectory) -> str:
     step = run.collapse_step()
-    if step is not None:
-        return f"collapsed at step {step}"
     rollbacks = sum(event["event"] == "rollback" for event in run.events)
-    words = "finished" if run.result is not None else "training" if run.records or run.probes else "starting"
+    words = "training" if run.records or run.probes else "starting"
+    if run.stopped() is not None:
+        words = "stopped"
+    elif run.result is not None:
+        words = "finished"
+    words += "" if step is None else f", collapsed at step {step}"
     return words + (f", rolled back {rollbacks} x" if rollbacks else "")
 
 
@@ -91,6 +102,9 @@ def _said(run: RunDirectory) -> list[str]:
             lines.append(f"{event['event'].replace('_', ' ')} at step {event['step']}: {event['evidence']}")
         elif event["event"] == "rollback":
             lines.append(f"rolled back from step {event['undone_from']} to {event['step']}: now {event['method']}")
+    reason = run.stopped()
+    if reason:
+        lines.append(reason)
     return lines
 
 

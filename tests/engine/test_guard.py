@@ -111,9 +111,14 @@ def test_a_warning_goes_to_the_events_the_watcher_and_the_result(settings, tmp_p
 
 def test_stopping_leaves_the_last_healthy_state(settings, tmp_path, collapsing):
     collapsing(3, 4)
-    with pytest.raises(WorkError, match="collapse at step 36 .* last healthy state, step 18, .*on_collapse=rollback"):
-        train(settings("epochs=3", "on_collapse=stop"))
-    assert events(tmp_path / "run") == [("collapse", 36), ("rollback", 18)]
+    said = []
+    with pytest.raises(
+        WorkError, match="^stopped: collapse at step 36 .* last healthy state, step 18, .*on_collapse=rollback"
+    ) as told:
+        train(settings("epochs=3", "on_collapse=stop"), watcher=Watcher(said=said.append))
+    assert events(tmp_path / "run") == [("collapse", 36), ("rollback", 18), ("stop", 18)]
+    assert lines(tmp_path / "run" / "events.jsonl")[-1]["reason"] == str(told.value)
+    assert not any("going on" in text for text in said)
     assert [path.name for path in checkpoint.checkpoints(tmp_path / "run")] == ["step-00000018.safetensors"]
     train(settings("epochs=3", "max_steps=18", out="short"))
     stopped, short = (
@@ -136,6 +141,23 @@ def test_a_rollback_undoes_the_collapse_and_goes_on_with_elle_a(settings, tmp_pa
     assert [(record["step"], record["error"] is None) for record in records] == [(18, True), (36, False), (54, False)]
     assert [one["step"] for one in lines(run / "probes.jsonl")] == [9, 18, 27, 36, 45, 54]
     assert [(one["step"], len(one["loss"])) for one in lines(run / "steps.jsonl")] == [(1, 18), (19, 18), (37, 18)]
+
+
+def test_the_result_names_the_epoch_of_a_collapse_that_stands(settings, tmp_path, collapsing):
+    collapsing(5, 6)
+    result = train(settings("epochs=3"))  # its records hold no accuracy under attack
+    assert events(tmp_path / "run") == [("collapse", 54), ("finish", 54)]
+    assert result["collapse_epoch"] == 3
+
+
+def test_a_collapse_that_was_undone_is_none_whatever_the_records_say(settings, collapsing, monkeypatch):
+    monkeypatch.setattr("elle.engine.tracking.collapse_epoch", lambda single, multi: 0 if multi else None)
+    words = ("epochs=3", "eval_every=1", "track=pgd-2", "on_collapse=rollback")
+    collapsing()
+    assert train(settings(*words, out="records"))["collapse_epoch"] == 1
+    collapsing(3, 4)
+    undone = train(settings(*words, out="undone"))
+    assert (undone["rollbacks"], undone["collapse_epoch"]) == (1, None)
 
 
 def test_the_time_that_a_rollback_undoes_stays_counted(settings, tmp_path, collapsing):
@@ -200,7 +222,7 @@ def test_the_guard_never_loops_forever(settings, tmp_path, collapsing):
     collapsing(*range(3, 100))
     with pytest.raises(WorkError, match=f"stopped after {MAX_ROLLBACKS} rollbacks: .* start again with method=elle-a"):
         train(settings("epochs=3", "on_collapse=rollback"))
-    assert [name for name, _ in events(tmp_path / "run")] == ["collapse", "rollback"] * (MAX_ROLLBACKS + 1)
+    assert [name for name, _ in events(tmp_path / "run")] == ["collapse", "rollback"] * (MAX_ROLLBACKS + 1) + ["stop"]
     with pytest.raises(WorkError, match=f"stopped after {MAX_ROLLBACKS} rollbacks"):
         train(settings("epochs=3", "on_collapse=rollback"), resume=True)
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from elle.config import load_config
 from elle.engine import checkpoint
-from elle.engine.launch import _reason
+from elle.engine.launch import _reason, launch_ranks
 from elle.engine.loop import train
-from elle.errors import InputError, WorkError
+from elle.errors import InputError, Interrupted, WorkError
 
 from ..conftest import QUICK
 
@@ -129,8 +129,27 @@ def test_what_all_ranks_say_is_said_once_and_bad_input_stays_bad_input(tmp_path)
     assert str(problem) == "batch=49 does not divide"
 
 
+def test_bad_input_is_everyones_also_where_one_rank_alone_had_time_to_say_so(tmp_path):
+    folder = reasons(tmp_path, rank_1="2 batch=49 does not divide")
+    assert str(_reason(folder, {1: 2})) == "batch=49 does not divide"
+
+
+@pytest.mark.parametrize("words", [["devices=200"], ["devices=40", "accumulate=2"]])
+def test_more_parts_than_images_are_refused_before_a_process_is_started(monkeypatch, words):
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *_: pytest.fail("started"))
+    with pytest.raises(InputError, match=f"^{words[0]}.*a batch of 64 images has no .* parts"):
+        launch_ranks(load_config(["data=digits", "device=cpu", *words]), [])
+
+
 def test_a_rank_that_ends_without_a_word_is_named(tmp_path):
     assert str(_reason(tmp_path, {1: 3})).startswith("rank 1 ended with exit code 3")
+
+
+def test_a_job_that_was_told_to_stop_blames_no_rank(tmp_path):
+    assert str(_reason(tmp_path, {}, "SIGTERM")).startswith("stopped by SIGTERM; what was saved stays")
+    assert isinstance(_reason(tmp_path, {}, "SIGINT"), Interrupted)
+    said = reasons(tmp_path, rank_0="1 stopped by SIGTERM at step 40")
+    assert str(_reason(said, {}, "SIGTERM")) == "stopped by SIGTERM at step 40"
 
 
 def test_a_rank_that_fails_ends_at_once_and_what_it_said_is_out():

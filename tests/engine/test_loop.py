@@ -175,7 +175,7 @@ def test_no_collapse_is_claimed_where_none_could_be_seen(settings, monkeypatch, 
 def test_a_diverged_run_is_failed_work_with_advice(settings, tmp_path, lr):
     with pytest.raises(WorkError, match="training diverged in epoch 1: .* lower lr"):
         train(settings(f"lr={lr}"))
-    assert [event["event"] for event in lines(tmp_path / "run" / "events.jsonl")] == ["divergence"]
+    assert [event["event"] for event in lines(tmp_path / "run" / "events.jsonl")] == ["divergence", "stop"]
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 

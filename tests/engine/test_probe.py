@@ -1,6 +1,8 @@
 """The monitor in a user's own loop: it changes nothing, sees a real collapse, and works beside the plug-in."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,6 +102,8 @@ def test_a_network_that_is_not_finite_has_no_error_and_is_right_nowhere(monitor)
         ({"y": torch.zeros(3)}, "one label an image"),
         ({"x": torch.zeros(0, 1, 8, 8), "y": torch.zeros(0)}, "one label an image"),
         ({"eps": 8}, "8/255"),
+        ({"x": torch.full((16, 1, 8, 8), 255.0)}, r"in 255 to 255; give floats in \[0, 1\]"),
+        ({"x": torch.zeros(16, 1, 8, 8, dtype=torch.uint8)}, "uint8"),
         ({"per_epoch": 0}, "1 or more"),
         ({"graph": True}, "needs probe images on an NVIDIA GPU"),
     ],
@@ -116,6 +120,21 @@ def test_a_large_ball_takes_a_longer_attack():
         CollapseMonitor(x, y, eps, norm=norm).multi.steps for eps, norm in ((8 / 255, "linf"), (0.3, "linf"), (1, "l2"))
     ]
     assert steps == [3, 10, 3]
+
+
+def test_an_accuracy_in_percent_is_refused(monitor):
+    with pytest.raises(ValueError, match="accuracy is 75; .* 0 to 1"):
+        monitor.check(conv_net(), 1, accuracy=75.0)
+    assert monitor.readings == []
+
+
+def test_labels_of_any_integer_type_will_do():
+    x, y = images(count=16)
+    assert CollapseMonitor(x, y.int(), EPS).check(conv_net(), 1) is None
+
+
+def test_a_network_that_nobody_has_looked_at_is_not_known_to_be_healthy(monitor):
+    assert not monitor.healthy
 
 
 def test_in_a_users_loop_with_the_plug_in_the_monitor_stays_silent_and_resumes():
@@ -136,3 +155,14 @@ def test_in_a_users_loop_with_the_plug_in_the_monitor_stays_silent_and_resumes()
     assert (again.check(model, 14), monitor.check(model, 14)) == (None, None)
     assert again.state_dict() == monitor.state_dict()
     assert [reading["step"] for reading in monitor.readings] == [2, 4, 6, 8, 10, 12, 14]
+
+
+def test_the_loop_of_the_documentation_runs_and_its_steps_count_on_over_the_epochs(monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "collapse.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    x, y = images(count=16)
+    steps = []
+    monkeypatch.setattr(CollapseMonitor, "check", lambda self, model, step: steps.append(step))
+    loader = [(x, y)] * 5
+    exec(code, {"elle": elle, "x_probe": x, "y_probe": y, "loader": loader, "epochs": 2, "model": conv_net()})
+    assert steps == [2, 4, 6, 8, 10]

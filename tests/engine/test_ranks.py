@@ -16,7 +16,7 @@ from elle.config import load_config
 from elle.core.losses import CrossEntropy
 from elle.engine import checkpoint
 from elle.engine.loop import train
-from elle.engine.ranks import ALONE, Ranks
+from elle.engine.ranks import ALONE, LOST, Ranks, _contact
 from elle.engine.step import RECORDED, Step
 from elle.errors import InputError, WorkError
 from elle.evaluation.evaluate import evaluate
@@ -278,3 +278,40 @@ def test_alone_a_message_is_the_value_itself():
 def test_the_parts_of_the_ranks_are_the_batch():
     rows = torch.arange(12).view(6, 2)
     assert torch.equal(torch.cat([Ranks(rank, 3).own(rows) for rank in range(3)]), rows)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            "[/a/pair.cc:537] Read error [::1]:5: reset by peer. This is typically\nmore",
+            "Read error [::1]:5: reset by peer",
+        ),
+        ("[Rank 1] Watchdog caught a timeout", "[Rank 1] Watchdog caught a timeout"),
+        ("", "no reason given"),
+    ],
+)
+def test_a_lost_rank_is_told_in_the_first_sentence_of_what_was_heard(message, said, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    with pytest.raises(WorkError) as told, _contact():
+        raise RuntimeError(message)
+    assert str(told.value).startswith(f"{LOST} (rank 3 heard: {said}); ")
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"RANK": "1"}, "RANK=1 and WORLD_SIZE=1, which no process can be"),
+        ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE=two, which no process can be"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 and WORLD_SIZE=2"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2 but no MASTER_ADDR; start the job with torchrun"),
+    ],
+)
+def test_half_an_announcement_of_a_job_is_refused_in_a_line(said, message, monkeypatch, tmp_path):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=message):
+        train(load_config([*QUICK, "max_steps=1", f"out={tmp_path / 'run'}"]))
+    assert not (tmp_path / "run").exists()

@@ -6,8 +6,10 @@ import xml.etree.ElementTree as ET
 
 import pytest
 import torch
+from rich.console import Console
 
 from elle.config import load_config
+from elle.engine import checkpoint
 from elle.engine.loop import train
 from elle.engine.surface import around_collapse, loss_surface
 from elle.errors import InputError
@@ -16,7 +18,8 @@ from elle.experiments.figure import write_figures
 from elle.experiments.heatmap import Heatmap, draw_heatmap
 from elle.experiments.pictures import course, falls, surface_figures, weight_evolution, write_pictures
 from elle.experiments.rundir import open_run
-from elle.watch import sparkline
+from elle.models.registry import build_model
+from elle.watch import sparkline, view
 from tests.conftest import QUICK
 from tests.experiments.runs import run_directory
 from tests.networks import Affine
@@ -112,6 +115,7 @@ def test_the_surfaces_of_both_states_have_one_scale(tmp_path):
 def test_a_heat_map_has_a_cell_a_value_and_colours_from_low_to_high():
     svg = draw_heatmap(Heatmap("title <", "x", "y", [0, 1], [0, 1], [[0.0, 1.0], [float("nan"), 7.0]], 0.0, 1.0))
     cells = [rect for rect in ET.fromstring(svg).iter() if rect.tag.endswith("rect") and len(rect)]
+    assert ">loss</text>" in svg
     assert [cell.get("fill") for cell in cells] == ["#440154", "#fde725", "#440154", "#fde725"]
 
 
@@ -126,13 +130,18 @@ def test_the_loss_of_a_linear_network_rises_along_the_attack():
     torch.testing.assert_close(torch.tensor(middle[0]), torch.nn.functional.cross_entropy(model(x), y))
 
 
-def test_the_surface_between_two_checkpoints(finished_run):
+def test_the_surface_between_two_checkpoints(finished_run, tmp_path):
     checkpoints = sorted((finished_run / "checkpoints").iterdir())
     surfaces = around_collapse(finished_run, torch.device("cpu"), *checkpoints)
     assert [surfaces[name]["step"] for name in ("before", "after")] == [18, 36]
     assert around_collapse(finished_run, torch.device("cpu")) is None
     with pytest.raises(InputError, match="does not exist; give a checkpoint"):
         around_collapse(finished_run, torch.device("cpu"), checkpoints[0], finished_run / "none")
+    other = tmp_path / "other.safetensors"
+    header = checkpoint.read_tensors(finished_run / "model.safetensors")[1] | {"shape": [1, 16, 16]}
+    checkpoint.write_tensors(other, build_model("small-cnn", (1, 16, 16), 10).state_dict(), header)
+    with pytest.raises(InputError, match="is for images of 1 x 16 x 16, and those of .* are 1 x 8 x 8"):
+        around_collapse(finished_run, torch.device("cpu"), other, checkpoints[1])
 
 
 def test_a_delayed_collapse_is_told_by_method(tmp_path):
@@ -157,13 +166,21 @@ def test_a_delayed_collapse_is_told_by_method(tmp_path):
     ]
 
 
+def test_radii_of_two_norms_are_not_one_row(tmp_path):
+    runs = [
+        open_run(run_directory(tmp_path / norm, "method=fgsm", f"norm={norm}", f"eps={eps}", fall=fall))
+        for norm, eps, fall in (("linf", "0.2", 3), ("l2", "0.5", None))
+    ]
+    assert [(row["norm"], row["holds_to"]) for row in delayed_collapse(runs)] == [("l2", 0.5), ("linf", None)]
+
+
 def test_a_run_without_a_monitor_is_judged_by_its_result(tmp_path):
     path = run_directory(tmp_path / "run")
     (path / "result.json").write_text(json.dumps({"collapse_epoch": 4}))
     assert open_run(path).collapse_step() == 40
 
 
-@pytest.mark.parametrize("command", [["watch", "--once"], ["plot", "--out", "x.html"], ["report", "--delayed"]])
+@pytest.mark.parametrize("command", [["watch", "--once"], ["plot", "--out", "x.html"]])
 def test_a_folder_that_is_no_run_is_refused(elle, tmp_path, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = elle(*command, tmp_path / "none")
@@ -181,12 +198,42 @@ def test_runs_are_watched_side_by_side(elle, tmp_path):
     ]
     outcome = elle("watch", "--once", *runs)
     assert outcome.code == 0, outcome.err
-    for part in ("collapsed at step 40", "a: collapse at step 45: it fell", "training, rolled back 1 x", "finished"):
+    for part in (
+        "finished, collapsed at step 40",
+        "a: collapse at step 45: it fell",
+        "training, rolled back 1 x",
+        "finished",
+    ):
         assert part in outcome.out, part
+
+
+def test_a_narrow_terminal_shows_fewer_columns_and_those_whole(tmp_path):
+    run = open_run(run_directory(tmp_path / "digits-n-fgsm-eps0.2-seed0", fall=4))
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(view([run], console.width))
+    head, row = captured.get().splitlines()[:2]
+    assert head.split() == ["run", "epoch", "multi-step", "best", "state"]
+    assert row.split()[:4] == ["digits-n-fgsm-eps0.2-seed0", "6/6", "1.0%", "40.0%"]
 
 
 def test_watching_ends_with_the_last_run(elle, tmp_path):
     assert elle("watch", run_directory(tmp_path / "a")).code == 0
+
+
+def test_watching_ends_with_a_run_that_has_stopped_and_says_why(elle, tmp_path):
+    reason = "training diverged in epoch 2: " + "the loss is not finite, " * 10 + "lower lr"
+    stop = {"event": "stop", "step": 20, "reason": reason}
+    outcome = elle("watch", run_directory(tmp_path / "a", finished=False, events=[stop]))
+    assert outcome.code == 0
+    assert outcome.out.count("stopped") == 1
+    assert f"a: {reason}\n" in outcome.out  # in one line: there is no terminal to wrap it for
+
+
+def test_a_run_that_was_resumed_has_not_stopped(tmp_path):
+    events = [{"event": "stop", "step": 20, "signal": "SIGTERM"}, {"event": "resume", "step": 20}]
+    assert open_run(run_directory(tmp_path / "a", finished=False, events=events)).stopped() is None
+    assert open_run(run_directory(tmp_path / "b", finished=False, events=events[:1])).stopped() == "SIGTERM"
 
 
 def test_the_commands_write_and_print(elle, tmp_path):
@@ -195,8 +242,17 @@ def test_the_commands_write_and_print(elle, tmp_path):
     assert (tmp_path / "page.html").exists()
     assert "holds up to eps" in elle("report", "--delayed", run).out
     assert json.loads(elle("report", "--delayed", run, "--json").out)[0]["first_collapse_epoch"] == 4
+    in_folder = elle("report", "--delayed", tmp_path, "--json")
+    assert json.loads(in_folder.out)[0]["runs"] == 1, in_folder.err
+    assert "there is no folder" in elle("report", "--delayed", tmp_path / "none").err
+    assert "writes no file" in elle("report", "--delayed", run, "--out", tmp_path / "x").err
     assert elle("report", run).code == 2
     assert elle("plot", run, "--before", "x").code == 2
+    for name in ("metrics.jsonl", "probes.jsonl"):
+        (run / name).unlink()
+    outcome = elle("plot", run, "--out", tmp_path / "empty.html")
+    assert (outcome.code, "nothing to draw yet" in outcome.err) == (2, True)
+    assert not (tmp_path / "empty.html").exists()
 
 
 @pytest.mark.parametrize(("values", "bars"), [([], ""), ([0, 0], "▁▁"), ([0, 0.5, 1], "▁▅█")])

@@ -100,6 +100,14 @@ def test_the_card_states_data_method_eps_accuracies_and_licence(elle, run, tmp_p
     assert f"at most {found['max_difference']:.1e}" in card
 
 
+def test_the_card_says_what_a_rollback_made_of_the_method(run_copy, tmp_path):
+    rollback = {"event": "rollback", "step": 3, "method": "fgsm+elle-a", "weight": 100.0}
+    (run_copy / "events.jsonl").write_text(json.dumps(rollback) + "\n")
+    export_run(run_copy, "safetensors", tmp_path / "m.safetensors")
+    card = (tmp_path / "m.safetensors.md").read_text()
+    assert "rolled back to step 3, from where on it is `fgsm+elle-a`, lambda 100 |" in card
+
+
 def test_an_evaluation_of_other_weights_is_not_quoted(elle, run_copy, tmp_path):
     assert elle("evaluate", run_copy, "--attack", "pgd-2", "--limit", "20").code == 0
     record = json.loads((run_copy / "evaluation.json").read_text())

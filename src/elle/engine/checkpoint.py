@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -21,12 +22,22 @@ _HEADER = "elle"
 
 
 def append_line(path: Path, value: Any) -> None:
-    """One more JSON line at the end of a file."""
+    """One more JSON line at the end of a file; what a full disk has left of the line before is cut off."""
     try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(value) + "\n")
+        with open(path, "ab+") as file:
+            _cut_torn_line(file)
+            file.write(json.dumps(value).encode() + b"\n")
     except OSError as problem:
         raise not_written(path, problem) from None
+
+
+def _cut_torn_line(file: BinaryIO) -> None:
+    """Leave whole lines; `file` is open to read and append."""
+    if file.tell():
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def write_lines(path: Path, values: list[Any]) -> None:

@@ -118,14 +118,17 @@ class Guard:
         spent = self.rollbacks == MAX_ROLLBACKS
         if run.config.on_collapse == "rollback" and not spent:
             self.rollbacks += 1
-            self._roll_back(self.tensors, seconds, strengthened(run.step.method, run.config))
+            method = strengthened(run.step.method, run.config)
+            self._roll_back(self.tensors, seconds, method)
+            words = "" if method.weight is None else f" at weight {method.weight.value:g}"
+            run.watcher.said(f"rolled back to step {run.done}, going on with {method.name}{words}")
             return True
         self._roll_back(self.tensors, seconds, run.step.method)
         run.save()
-        advice = "start again with method=elle-a" if spent else "continue it with --resume on_collapse=rollback"
+        go_on = f"continue with: elle train --out {run.directory} --resume on_collapse=rollback"
         raise WorkError(
-            f"stopped after {self.rollbacks} rollbacks: {verdict}; the run is back at its last healthy state, "
-            f"step {run.done}, and saved; {advice}"
+            f"stopped{f' after {self.rollbacks} rollbacks' if spent else ''}: {verdict}; the run is back at its last "
+            f"healthy state, step {run.done}, and saved; {'start again with method=elle-a' if spent else go_on}"
         )
 
     def _roll_back(self, tensors: dict[str, Tensor], seconds: float, method: Method) -> None:
@@ -149,8 +152,6 @@ class Guard:
         weight = None if method.weight is None else method.weight.value
         known = {"undone_from": at, "method": method.name, "weight": weight, "records": dropped, "probes": readings}
         run.files.event("rollback", step=run.done, **known)
-        words = "" if weight is None else f" at weight {weight:g}"
-        run.watcher.said(f"rolled back to step {run.done}, going on with {method.name}{words}")
 
     def _keep_both_networks(self) -> None:
         """Write the network before the collapse and the collapsed one, to be looked at (`elle plot`)."""

@@ -14,7 +14,7 @@ import torch
 from elle.config import Config
 from elle.data.cores import usable_cores
 from elle.engine.ranks import LOST
-from elle.errors import REASONS, InputError, Interrupted, WorkError
+from elle.errors import REASONS, InputError, Interrupted, WorkError, stopped_by
 
 
 def speaks() -> bool:
@@ -29,6 +29,7 @@ def launch_ranks(config: Config, arguments: list[str]) -> bool:
     on_gpus = config.device != "cpu" and torch.cuda.is_available()
     if on_gpus and config.devices > torch.cuda.device_count():
         raise InputError(f"devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs")
+    _check_parts(config.resolved())
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -52,19 +53,28 @@ def launch_ranks(config: Config, arguments: list[str]) -> bool:
             elastic_launch(settings, sys.executable)("-m", "elle", *arguments)
         except ChildFailedError as problem:
             raise _reason(Path(folder), {rank: one.exitcode for rank, one in problem.failures.items()}) from None
-        except SignalException:
-            raise _reason(Path(folder), {}) from None
+        except SignalException as problem:
+            raise _reason(Path(folder), {}, problem.sigval.name) from None
         finally:
             del os.environ[REASONS]
             logging.disable(logging.NOTSET)
     return True
 
 
+def _check_parts(config: Config) -> None:
+    """Refuse more parts than images before so many processes are started; what else may not divide, the ranks tell."""
+    smallest = min((phase.batch for phase in config.phases or ()), default=config.batch)
+    parts = config.devices * config.accumulate
+    if smallest is not None and parts > smallest:  # an image folder's batch is known when its images are counted
+        how = f" with accumulate={config.accumulate}" if config.accumulate > 1 else ""
+        raise InputError(f"devices={config.devices}{how}: a batch of {smallest} images has no {parts} parts; use fewer")
+
+
 def _threads_each(devices: int) -> int:
     return max(1, usable_cores() // devices)
 
 
-def _reason(folder: Path, codes: dict[int, int]) -> InputError | WorkError:
+def _reason(folder: Path, codes: dict[int, int], heard: str | None = None) -> InputError | WorkError:
     """The first cause: a rank that was killed, else one that says why and does not merely miss another."""
     for rank, code in sorted(codes.items()):
         if code < 0 and -code != signal.SIGTERM:
@@ -77,13 +87,16 @@ def _reason(folder: Path, codes: dict[int, int]) -> InputError | WorkError:
     found = {int(file.name.removeprefix("rank-")): file.read_text().partition(" ") for file in folder.glob("rank-*")}
     said = {rank: (int(code), text) for rank, (code, _, text) in found.items()}
     causes = {rank: one for rank, one in said.items() if not one[1].startswith(LOST)} or said
+    if not causes and heard is not None:  # told to stop before any rank could save, or after all were done
+        return stopped_by(heard, "; what was saved stays; continue with the same command and --resume")
     if not causes:
         rank, code = min(codes.items(), default=(0, 1))
         return WorkError(f"rank {rank} ended with exit code {code}; continue with the same command and --resume")
     rank = min(causes)
     code, text = causes[rank]
-    # What the first rank says, or several say alike, is of the whole job.
-    line = text if rank == 0 or len(causes) > len(set(causes.values())) else f"rank {rank}: {text}"
+    # What the first rank says, or several say alike, is of the whole job; and so is wrong input, which all were given.
+    common = rank == 0 or code == InputError.exit_code or len(causes) > len(set(causes.values()))
+    line = text if common else f"rank {rank}: {text}"
     kinds: dict[int, type[InputError | WorkError]] = {
         InputError.exit_code: InputError,
         Interrupted.exit_code: Interrupted,

@@ -19,7 +19,7 @@ from elle.engine.leaving_out import LeavingOut, leaves_out
 from elle.engine.monitor import Kind, Reading, Verdict
 from elle.engine.outcome import conclude
 from elle.engine.parts import build_parts
-from elle.engine.ranks import ALONE, Ranks, check_launched, joined, own_device, restarts
+from elle.engine.ranks import ALONE, LOST, Ranks, check_launched, joined, own_device, restarts
 from elle.engine.records import Record, columns, means
 from elle.engine.run_files import RunFiles, run_directory
 from elle.engine.runtime import GraphedStep, pick_device, pick_precision, stop_signals
@@ -60,7 +60,14 @@ def train(
             start = run.files.open(held, run.config, resume=again, start_from=start_from)
             if start is not None:
                 run.resume(start)
-            return run.finish()
+            try:
+                return run.finish()
+            except WorkError as problem:
+                # Whether a run that has lost a rank stops or starts again is its launcher's decision.
+                if not str(problem).startswith(LOST):
+                    with contextlib.suppress(WorkError):  # a full disk has no room for this either
+                        run.files.event("stop", step=run.done, reason=str(problem))
+                raise
 
 
 class Run:
@@ -272,7 +279,6 @@ class Run:
 
     def _stop(self, signal_name: str) -> None:
         self._keep()
-        self.files.event("stop", step=self.done, signal=signal_name)
         raise stopped_by(
             signal_name,
             f" at step {self.done} of {self.last_step}; everything is saved; "

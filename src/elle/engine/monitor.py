@@ -89,9 +89,9 @@ class Monitor:
     @property
     def healthy(self) -> bool:
         """Whether the last reading shows a state worth going back to: near the best accuracy, its error as usual."""
-        last = self.readings[-1]
-        if self.condition in ("collapse", "divergence") or _diverged(last):
+        if not self.readings or self.condition in ("collapse", "divergence") or _diverged(self.readings[-1]):
             return False
+        last = self.readings[-1]
         # A network whose error has begun to grow is already on its way.
         usual = median([reading["error"] for reading in self.readings[-11:-1] if reading["error"]] or [last["error"]])
         robust = last["multi"] >= _SETTLED * _floor(last["chance"]) or last["error"] < _STRAIGHT

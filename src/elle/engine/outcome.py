@@ -30,7 +30,7 @@ def conclude(run: Run) -> dict[str, Any]:
         "config": config.model_dump(),
         "classes": list(run.images.classes),
         "steps": run.done,
-        "collapse_epoch": run.tracking.collapse(),
+        "collapse_epoch": _collapse_epoch(run),
         "verdicts": run.guard.verdicts(),
         "rollbacks": run.guard.rollbacks,
         "seconds_per_epoch": sorted(epoch_seconds)[len(epoch_seconds) // 2] if epoch_seconds else None,
@@ -40,6 +40,17 @@ def conclude(run: Run) -> dict[str, Any]:
     run.files.write_json("result.json", result)
     run.files.event("finish", step=run.done)
     return result
+
+
+def _collapse_epoch(run: Run) -> int | None:
+    """The epoch of the collapse that stands: the monitor knows, unlike the records, what was undone or has passed."""
+    found = run.tracking.collapse()
+    told = [verdict["since"] for verdict in run.guard.verdicts() if verdict["kind"] == "collapse"]
+    if not told:
+        return found
+    if run.guard.condition != "collapse":
+        return None
+    return run.timetable.place(told[-1] - 1)[0] + 1 if found is None else found
 
 
 def _final(run: Run) -> dict[str, Any]:

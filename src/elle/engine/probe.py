@@ -50,6 +50,11 @@ class CollapseMonitor(Monitor):
     ) -> None:
         if len(x) == 0 or len(x) != len(y):
             raise ValueError(f"{len(x)} probe images and {len(y)} labels; there must be one label an image")
+        if not x.is_floating_point() or not bool(((x >= 0) & (x <= 1)).all()):
+            raise ValueError(
+                f"the probe images are {x.dtype} in {float(x.min()):.3g} to {float(x.max()):.3g}; give floats in "
+                f"[0, 1], and a network that normalises for itself"
+            )
         if not 0 < eps < math.inf or (norm == "linf" and eps > 1):
             raise ValueError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
         if per_epoch < 1:
@@ -57,7 +62,7 @@ class CollapseMonitor(Monitor):
         if graph and not x.is_cuda:
             raise ValueError(f"graph=True needs probe images on an NVIDIA GPU; these are on {x.device}")
         super().__init__(per_epoch)
-        self.x, self.y, self.eps, self.seed = x, y, eps, seed
+        self.x, self.y, self.eps, self.seed = x, y.long(), eps, seed
         self.single = SignStep(clip=True, norm=norm)
         # Three steps break a collapsed network in a small ball; in a large one, such as MNIST's, they do not.
         small = eps <= (24 / 255 if norm == "linf" else 1)
@@ -93,6 +98,8 @@ class CollapseMonitor(Monitor):
         `loss` and `accuracy` (at the training attack's points, since the last check) and the learning `rate` are
         optional: with them robust overfitting is told too, and a collapse under a noisy training attack more surely.
         """
+        if accuracy is not None and not 0 <= accuracy <= 1:
+            raise ValueError(f"accuracy is {accuracy:g}; give the share of images that are answered right, 0 to 1")
         seen = self.look(model)
         ratio = loss / seen["probe_loss"] if loss is not None and seen["probe_loss"] else None
         given = {"step": step, "loss": loss, "loss_ratio": ratio, "accuracy": accuracy, "rate": rate}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ START_TIMEOUT = timedelta(minutes=10)
 PATIENCE = timedelta(days=2)
 """How long the others wait for what the first rank does alone; its death is noticed at once all the same."""
 LOST = "lost contact with another rank"
+_REMEDY = "start the job with torchrun, or unset RANK"
 _SIGNALS_EVERY = 8
 """Steps between the looks for a stop signal on any rank: each costs the hosts, not the devices, a round of messages."""
 
@@ -141,7 +143,12 @@ ALONE = Ranks()
 
 def ranks_announced() -> int:
     """How many processes the launcher (torchrun) says this job has; 1 where there is no launcher."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    if "RANK" not in os.environ:
+        return 1
+    rank, count = os.environ["RANK"], os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdecimal() and count.isdecimal() and int(rank) < int(count)):
+        raise InputError(f"the environment has RANK={rank} and WORLD_SIZE={count}, which no process can be; {_REMEDY}")
+    return int(count)
 
 
 def check_launched(devices: int) -> None:
@@ -195,6 +202,9 @@ def joined(device: torch.device) -> Iterator[Ranks]:
 def _meet(device: torch.device, one_machine: bool) -> None:
     from torch.distributed.rendezvous import rendezvous
 
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise InputError(f"the environment has WORLD_SIZE={os.environ['WORLD_SIZE']} but no {name}; {_REMEDY}")
     store, rank, count = next(rendezvous("env://", timeout=START_TIMEOUT))
     if one_machine:
         # torchrun keeps its store over restarts, with the addresses of the dead in it. Several machines may count
@@ -216,8 +226,13 @@ def _contact() -> Iterator[None]:
     try:
         yield
     except RuntimeError as problem:
-        lines = str(problem).splitlines() or ["no reason given"]
         rank = os.environ.get("RANK", "0")
         raise WorkError(
-            f"{LOST} (rank {rank} heard: {lines[0][:160]}); what was saved stays; continue with --resume"
+            f"{LOST} (rank {rank} heard: {_said_in(problem)}); what was saved stays; continue with --resume"
         ) from None
+
+
+def _said_in(problem: RuntimeError) -> str:
+    """The first sentence of a library's message, without the place in its source that it begins with."""
+    first = (str(problem).splitlines() or ["no reason given"])[0]
+    return re.sub(r"^\[[^\]]*/[^\]]*\] *", "", first).partition(". ")[0][:160]

@@ -58,9 +58,15 @@ def around_collapse(
         return None
     result: dict[str, Any] = {}
     for name, file in files.items():
-        trained = load_run(directory, device, file)
+        trained, header = load_run(directory, device, file), read_tensors(file)[1]
         x, y = trained.test_images(root, IMAGES)
+        shape = header.get("network", header)["shape"]
+        if list(shape) != list(x.shape[1:]):
+            sizes = [" x ".join(map(str, one)) for one in (shape, x.shape[1:])]
+            raise InputError(
+                f"{file} is for images of {sizes[0]}, and those of {directory} are {sizes[1]}; give its own"
+            )
         eps = trained.config.eps or 0.0
         surface = loss_surface(trained.model, x, y, eps, trained.config.norm, trained.config.seed)
-        result[name] = surface | {"step": read_tensors(file)[1].get("step")}
+        result[name] = surface | {"step": header.get("step")}
     return result

@@ -133,10 +133,14 @@ def measured(run: RunDirectory) -> dict[str, float]:
     return numbers | {name: float(value) for name, value in zip(TIMES, times, strict=True) if value is not None}
 
 
-def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
+def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
     """What the words of the command line mean: a recipe and folders of its runs, or runs and folders alone."""
     recipe, folders = None, [Path(source) for source in sources]
     if not folders[0].is_dir():
+        if len(folders[0].parts) > 1 and folders[0].suffix != ".toml":
+            raise InputError(
+                f"there is no folder {folders[0]}; give runs, a folder of runs, or a row of `elle recipes`"
+            )
         recipe = load_recipe(sources[0])
         folders = folders[1:] or [where / recipe.name]
     paths = list(dict.fromkeys(path for folder in folders for path in _run_paths(folder)))
@@ -151,14 +155,21 @@ def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
     for run in runs:
         if (run.path / FAILURE).exists():
             failures[run.name] = str(json.loads((run.path / FAILURE).read_text(encoding="utf-8"))["reason"])
-    collected = Collected(folders[0], recipe, runs, failures)
-    if not collected.settings:
-        raise InputError(f"none of the {len(runs)} runs in {folders[0]} has finished; `elle sweep` continues them")
-    if not collected.metrics:
+    return Collected(folders[0], recipe, runs, failures)
+
+
+def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
+    """Those runs, where there is something to report of them."""
+    found = find_runs(sources, where)
+    if not found.settings:
         raise InputError(
-            f"the runs in {folders[0]} have no accuracy of the test set; measure it with: elle evaluate DIR"
+            f"none of the {len(found.runs)} runs in {found.folder} has finished; `elle sweep` continues them"
         )
-    return collected
+    if not found.metrics:
+        raise InputError(
+            f"the runs in {found.folder} have no accuracy of the test set; measure it with: elle evaluate DIR"
+        )
+    return found
 
 
 def _run_paths(folder: Path) -> list[Path]:

@@ -13,18 +13,18 @@ Row = dict[str, Any]
 
 
 def delayed_collapse(runs: Sequence[RunDirectory]) -> list[Row]:
-    """One row a method, dataset and network, over all its runs.
+    """One row a method, dataset, network and norm, over all its runs.
 
     `holds_to`: the largest eps such that no run at it or at a smaller one collapsed; `by_eps`: at each eps the runs,
     how many of them collapsed, for how many epochs the first of those held, and how many epochs the longest run had.
     """
-    groups: dict[tuple[str, str, str], list[RunDirectory]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, str], list[RunDirectory]] = defaultdict(list)
     for run in runs:
-        groups[run.config.method, run.config.data, run.config.model or ""].append(run)
+        groups[run.config.method, run.config.data, run.config.model or "", run.config.norm].append(run)
     return [_row(key, group) for key, group in sorted(groups.items())]
 
 
-def _row(key: tuple[str, str, str], runs: list[RunDirectory]) -> Row:
+def _row(key: tuple[str, str, str, str], runs: list[RunDirectory]) -> Row:
     by_eps = [_at_eps(eps, [run for run in runs if (run.config.eps or 0.0) == eps])
               for eps in sorted({run.config.eps or 0.0 for run in runs})]  # fmt: skip
     held: list[float] = []
@@ -37,6 +37,7 @@ def _row(key: tuple[str, str, str], runs: list[RunDirectory]) -> Row:
         "method": key[0],
         "data": key[1],
         "model": key[2],
+        "norm": key[3],
         "runs": len(runs),
         "holds_to": held[-1] if held else None,
         "epochs_held": max((one["epochs"] for one in by_eps if one["eps"] in held), default=None),
@@ -72,6 +73,7 @@ def describe(row: Row) -> list[str]:
         row["method"],
         row["data"],
         row["model"],
+        row["norm"],
         str(row["runs"]),
         "-" if row["holds_to"] is None else format_radius(row["holds_to"]),
         "-" if row["epochs_held"] is None else f"{row['epochs_held']:g}",
@@ -79,4 +81,13 @@ def describe(row: Row) -> list[str]:
     ]
 
 
-COLUMNS = ["method", "data", "network", "runs", "holds up to eps", "for epochs", "collapses at eps, after epochs"]
+COLUMNS = [
+    "method",
+    "data",
+    "network",
+    "norm",
+    "runs",
+    "holds up to eps",
+    "for epochs",
+    "collapses at eps, after epochs",
+]

@@ -27,6 +27,8 @@ class Heatmap:
     low: float
     high: float
     note: str = ""
+    of: str = "loss"
+    """What the colours stand for."""
 
 
 def draw_heatmap(heatmap: Heatmap) -> str:
@@ -39,7 +41,11 @@ def draw_heatmap(heatmap: Heatmap) -> str:
             size = f'width="{width + 0.4:.1f}" height="{height + 0.4:.1f}"'
             told = f"{heatmap.x_label} {heatmap.x[j]:.3g}, {heatmap.y_label} {heatmap.y[i]:.3g}: {value:.3g}"
             cells.append(f'<rect {place} {size} fill="{_colour(heatmap, value)}"><title>{escape(told)}</title></rect>')
-    texts = [_text(0, 14, heatmap.y_label), _text((LEFT + RIGHT) / 2, TOP + HEIGHT + 38, heatmap.x_label, "middle")]
+    texts = [
+        _text(0, 14, heatmap.y_label),
+        _text(RIGHT + 16, 14, heatmap.of),
+        _text((LEFT + RIGHT) / 2, TOP + HEIGHT + 38, heatmap.x_label, "middle"),
+    ]
     for k, value in ((0, heatmap.x[0]), (len(heatmap.x) - 1, heatmap.x[-1])):
         texts.append(_text(LEFT + (k + 0.5) * width, TOP + HEIGHT + 18, f"{value:.3g}", "middle"))
     for k, value in ((0, heatmap.y[0]), (len(heatmap.y) - 1, heatmap.y[-1])):

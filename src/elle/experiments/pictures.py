@@ -43,7 +43,7 @@ def course(runs: Sequence[RunDirectory], names: Sequence[str]) -> list[Chart]:
     specifications = [
         ("Accuracy under a multi-step attack", "accuracy", "multi", "On the monitor's probe.", {"percent": True}),
         ("Accuracy under a single-step attack", "accuracy", "single", "Rises in a collapse: the network fools its own "
-         "attack.", {"percent": True}),
+         "attack. Where there was no monitor: under the attack of training.", {"percent": True}),
         ("How far the loss is from linear", "E_lin", "error", "Orders of magnitude higher after a collapse.",
          {"log": True}),
         ("Gradient misalignment", "1 - cos", "misalignment", "Between an image and a random point near it.", {}),

@@ -74,6 +74,12 @@ class RunDirectory:
             standing = next((record["step"] for record in self.records if record["epoch"] >= epoch), epoch)
         return standing
 
+    def stopped(self) -> str | None:
+        """Why the run ended before its end; None where it goes on, has finished, or died without a word."""
+        ends = [event for event in self.events if event["event"] in ("stop", "resume", "finish")]
+        last = ends[-1] if ends else {"event": "start"}
+        return str(last.get("reason") or last.get("signal", "")) if last["event"] == "stop" else None
+
     def first_fall(self) -> int | None:
         """Where the method it was started with collapsed: what a rollback has undone counts, a recovery does not."""
         told: int | None = None

@@ -11,6 +11,7 @@ from typing import Any
 from elle.config import Config, format_radius
 from elle.data.decoding import MARGIN
 from elle.data.registry import find_dataset
+from elle.engine.checkpoint import read_lines
 from elle.engine.trained import Trained
 from elle.export.formats import Format
 from elle.version import __version__
@@ -37,7 +38,7 @@ def model_card(
         "Output": f"logits [N, {len(trained.classes)}]",
         "Network": f"`{config.model}`, {parameters:,} parameters, normalisation {_normalisation(header)}",
         "Data": f"`{config.data}`{_folder(config)}, images of {' x '.join(map(str, header['shape']))}",
-        "Method": _method(config),
+        "Method": _method(config) + _rollbacks(directory),
         "Trained": _training(config, result),
         "Licence": licence or _NO_LICENCE,
     }
@@ -65,9 +66,18 @@ def _method(config: Config) -> str:
     return words + (f", lambda {config.weight:g}" if config.weight is not None else "")
 
 
+def _rollbacks(directory: Path) -> str:
+    """What the guard made of the method after a collapse."""
+    events = [event for event in read_lines(directory / "events.jsonl") if event["event"] == "rollback"]
+    if not events:
+        return ""
+    last = events[-1]
+    weight = "" if last["weight"] is None else f", lambda {last['weight']:g}"
+    return f"; it collapsed and was rolled back to step {last['step']}, from where on it is `{last['method']}`{weight}"
+
+
 def _training(config: Config, result: Mapping[str, Any]) -> str:
-    length = config.spelled("phases") if config.phases else f"{config.epochs} epochs of batch {config.batch}"
-    words = f"{length}, seed {config.seed}, elle {result.get('version', __version__)}"
+    words = f"{config.length()}, seed {config.seed}, elle {result.get('version', __version__)}"
     collapse = result.get("collapse_epoch")
     return words + (f"; **collapsed in epoch {collapse}**" if collapse is not None else "")
 
