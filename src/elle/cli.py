@@ -129,6 +129,8 @@ def train(
         words = [*words, f"out={directory}"]
     if resume and config is None and directory and (Path(directory) / "config.toml").exists():
         config = Path(directory) / "config.toml"
+    elif resume and config is None and directory and len(words) == 1:
+        raise InputError(f"{directory} holds no run to continue; give its settings to start one there")
     settings = load_config(words, config)
     settings.resolved()
 
