@@ -112,6 +112,8 @@ def _run(
     attacks, eps = parse_attacks(attack, settings.norm), settings.eps
     if len(x) == 0 or len(x) != len(y):
         raise InputError(f"{len(x)} images and {len(y)} labels cannot be evaluated; there must be one label an image")
+    if y.ndim != 1:
+        raise InputError(f"the labels have shape {tuple(y.shape)}; give the number of the class of each image, [N]")
     if not 0 <= eps < math.inf or (settings.norm == "linf" and eps > 1):
         raise InputError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
     store = Memory()
