@@ -19,7 +19,8 @@ from elle.evaluation.checks import check
 from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack, Norm, parse_attacks, parse_tracked
 from elle.evaluation.results import SCHEMA, collected, entries, packed, wilson_interval
-from elle.evaluation.units import BATCH, Engine, Images, Memory, Settings, Store, Worker, count_chunks, default_chunk
+from elle.evaluation.units import BATCH, Engine, Images, Memory, Settings, Store, count_chunks, default_chunk
+from elle.evaluation.worker import Worker
 from elle.version import __version__
 
 __all__ = [
