@@ -269,7 +269,7 @@ def _trained(directory: Path, eps: str | None, limit: int | None, root: str | No
 
 @app.command()
 def methods(as_json: AsJson = False) -> None:
-    """List the training methods; any without a penalty also takes +elle or +elle-a.
+    """List the training methods; any without ELLE's penalty also takes +elle or +elle-a.
 
     Example: elle methods --json
     """
