@@ -31,11 +31,11 @@ ALLOWED: dict[str, set[str]] = {
     "demo": {"config", "errors", "experiments"},
     "printing": set(),
     "cli_data": {"config", "data", "errors", "printing"},
+    "cli_lists": {"cli_data", "doctor", "methods", "models", "printing"},
     "cli_evaluation": {"config", "engine", "errors", "evaluation", "printing"},
     "cli_bench": {"engine", "errors", "files", "experiments", "methods", "models", "printing"},
     "cli_recipes": {"config", "engine", "errors", "experiments", "files", "printing", "progress"},
     "cli_export": {"export", "printing"},
-    "cli_lists": {"cli_data", "doctor", "methods", "models", "printing"},
     "cli_sweep": {"errors", "experiments", "files", "methods", "printing"},
     "cli": {
         "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_lists", "cli_recipes", "cli_sweep", "config",
