@@ -157,6 +157,13 @@ def test_training_resumes_with_the_directory_alone(elle, run_copy):
     assert (result["steps"], result["config"]["method"]) == (36, "fgsm")
 
 
+def test_a_directory_without_a_run_is_not_resumed(elle, tmp_path):
+    outcome = elle("train", "--out", tmp_path / "typo", "--resume")
+    assert outcome.code == 2
+    assert "typo holds no run to continue" in outcome.err
+    assert not (tmp_path / "typo").exists()
+
+
 def test_training_resumes_with_the_key_out_alone(elle, run_copy):
     outcome = elle("train", f"out={run_copy}", "--resume", "--json")
     assert outcome.code == 0, outcome.err

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from elle.engine.bench import Setting, _Forward, _peak_bytes, _step, measure, with_ratios
-from elle.experiments.stacked_bars import Bars, draw_bars
+from elle.experiments.stacked_bars import StackedBars, draw_stacked_bars
 from elle.methods import METHODS, configured
 from elle.models.registry import MODELS
 
@@ -94,7 +94,9 @@ def test_there_is_no_ratio_without_fgsm():
 
 
 def test_bars_are_as_long_as_their_values():
-    svg = ElementTree.fromstring(draw_bars(Bars("t", "ms", ("forward", "backward"), ("a", "b<"), ((1, 2), (2, 4)))))
+    svg = ElementTree.fromstring(
+        draw_stacked_bars(StackedBars("t", "ms", ("forward", "backward"), ("a", "b<"), ((1, 2), (2, 4))))
+    )
     widths = [float(one.get("width")) for one in svg.findall(".//{*}rect") if one.find("{*}title") is not None]
     assert widths[1] == pytest.approx(2 * widths[0], abs=0.2)
     assert widths[2:] == pytest.approx([2 * width for width in widths[:2]], abs=0.2)

@@ -107,7 +107,7 @@ def test_a_missing_package_is_one_line_and_exit_code_2(elle, tiny, monkeypatch):
 
 
 def test_too_few_classes_for_the_reference_are_refused_before_any_attack_is_run(elle, tiny, monkeypatch):
-    monkeypatch.setattr("elle.evaluation.units.pgd.search", lambda *_, **__: pytest.fail("an attack was run first"))
+    monkeypatch.setattr("elle.evaluation.worker.pgd.search", lambda *_, **__: pytest.fail("an attack was run first"))
     outcome = elle(*tiny(3), "--attack", "pgd-5,autoattack", "--engine", "reference")
     assert_one_line(outcome, 2)
     assert "the original apgd-t needs 4 classes, here are 3; use engine=fast" in outcome.err

@@ -305,6 +305,40 @@ def test_it_works_under_no_grad(model, data):
     torch.testing.assert_close(value, 10 * reg.error, rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("samples", [1, 2])
+def test_labels_may_be_probabilities(model, data, samples):
+    x, y = data
+    found = [
+        call(elle.ELLE(EPS, 10, adaptive=False, samples=samples), model, x, labels)
+        for labels in (y, F.one_hot(y, 4).float())
+    ]
+    torch.testing.assert_close(*found, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_the_points_keep_the_memory_format_of_the_images(samples):
+    x, y = images(8, shape=(3, 8, 8))
+    model, seen = conv_net(3).to(memory_format=torch.channels_last), []
+    model.register_forward_pre_hook(lambda _, points: seen.append(points[0]))
+    elle.ELLE(EPS, samples=samples)(model, x.to(memory_format=torch.channels_last), y)
+    assert [points.is_contiguous(memory_format=torch.channels_last) for points in seen] == [True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_network_that_holds_it_does_not_round_its_statistics(model, data, dtype):
+    network = torch.nn.ModuleList([torch.nn.Linear(1, 1), elle.ELLE(EPS)])
+    observe(network[1], model, data, JUMP)
+    expected = {name: value.clone() for name, value in network[1].state_dict().items()}
+    network.to(dtype)
+    assert network[0].weight.dtype is dtype
+    assert all(torch.equal(network[1].state_dict()[name], value) for name, value in expected.items())
+
+
+def test_images_that_are_not_floats_are_refused(model, data):
+    with pytest.raises(ValueError, match=r"x is torch.uint8.*x.float\(\) / 255"):
+        elle.ELLE(EPS)(model, (data[0] * 255).byte(), data[1])
+
+
 def test_its_description_names_the_radius_and_the_rule():
     assert "eps=0.0313725" in repr(elle.ELLE(EPS))
     assert "OnOff(value=4000.0" in repr(elle.ELLE(EPS))

@@ -74,6 +74,22 @@ def test_the_python_examples_run_as_printed():
     assert len(PYTHON) == 2
 
 
+def test_every_loop_of_the_plug_in_s_page_trains():
+    page = (ROOT / "docs" / "plugin.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10))
+    x, y = torch.rand(4, 3, 2, 2), torch.randint(10, (4,))
+    names = {"model": model, "loader": [(x, y)] * 4, "device": "cpu"}
+    for text in blocks:
+        before = model[1].weight.detach().clone()
+        names["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
+        exec(compile(text, "docs/plugin.md", "exec"), names)
+        assert torch.equal(model[1].weight, before) == ("for " not in text)
+    assert names["Classifier"](model).training_step((x, y), 0).isfinite()
+    assert len(blocks) == 5
+
+
 def test_the_methods_table_lists_every_row_with_its_cost():
     page = (ROOT / "docs" / "methods.md").read_text()
     table = page[: page.index("## Measured")]

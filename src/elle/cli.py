@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from elle import cli_bench, cli_evaluation, cli_export, cli_recipes, cli_sweep
+from elle import cli_bench, cli_evaluation, cli_export, cli_lists, cli_recipes, cli_sweep
 from elle.cli_data import app as data_app
-from elle.cli_data import list_datasets
 from elle.config import KEYS, load_config, parse_words, radius_option
 from elle.errors import InputError, Interrupted, WorkError, leave, tell
-from elle.printing import print_accuracies, print_json, print_rows, print_table
+from elle.printing import print_accuracies, print_json, print_table
 from elle.version import __version__
 
 app = typer.Typer(
@@ -129,6 +128,8 @@ def train(
         words = [*words, f"out={directory}"]
     if resume and config is None and directory and (Path(directory) / "config.toml").exists():
         config = Path(directory) / "config.toml"
+    elif resume and config is None and directory and len(words) == 1:
+        raise InputError(f"{directory} holds no run to continue; give its settings to start one there")
     settings = load_config(words, config)
     settings.resolved()
 
@@ -269,92 +270,7 @@ def _trained(directory: Path, eps: str | None, limit: int | None, root: str | No
     return trained, x, y, radius
 
 
-@app.command()
-def methods(as_json: AsJson = False) -> None:
-    """List the training methods; any without a penalty also takes +elle or +elle-a.
-
-    Example: elle methods --json
-    """
-    from elle.methods import METHODS
-
-    rows = [
-        {
-            "name": row.name,
-            "paper": row.paper,
-            "forwards": row.cost.forwards,
-            "input_gradients": row.cost.input_gradients,
-            "weight_gradients": row.cost.weight_gradients,
-            "cost": row.cost.total,
-            "double_backpropagation": row.double_backpropagation,
-            "needs": row.needs,
-            "collapse": row.collapse,
-        }
-        for row in METHODS.values()
-    ]
-    if as_json:
-        print_json(rows)
-        return
-    columns = ["name", "paper", "passes", "double backpropagation", "needs", "collapse, as the paper reports it"]
-    passes = ("forwards", "input_gradients", "weight_gradients")
-    table = [
-        [
-            str(row["name"]),
-            str(row["paper"]),
-            "+".join(str(row[kind]) for kind in passes) + f" = {row['cost']}",
-            "yes" if row["double_backpropagation"] else "",
-            str(row["needs"]).replace("double backpropagation", ""),
-            str(row["collapse"]),
-        ]
-        for row in rows
-    ]
-    print_table(columns, table)
-    print("passes for each image and step: forwards + input gradients + weight gradients")
-    print("pgd-K for any K; any row without ELLE's penalty takes +elle or +elle-a (3+3+3 more), for example gat+elle-a")
-
-
-@app.command()
-def models(as_json: AsJson = False) -> None:
-    """List the networks with parameters and GFLOP a forward of one image (a multiply-add is two operations).
-
-    Others are model=timm:NAME, model=torchvision:NAME, and your own module:function, called with num_classes=K.
-
-    Example: elle models
-    """
-    from elle.models.registry import MODELS
-
-    rows = [
-        {
-            "name": row.name,
-            "parameters": row.parameters,
-            "gflop": row.gflop,
-            "image": "x".join(map(str, row.shape)),
-            "classes": row.classes,
-            "description": row.description,
-        }
-        for row in MODELS.values()
-    ]
-    print_rows(rows, as_json)
-
-
-@app.command()
-def datasets(as_json: AsJson = False) -> None:
-    """List the datasets and the settings they bring.
-
-    Example: elle datasets
-    """
-    list_datasets(as_json)
-
-
-@app.command()
-def doctor(as_json: AsJson = False) -> None:
-    """Say what elle finds on this machine, and what is missing.
-
-    Example: elle doctor
-    """
-    from elle.doctor import examine
-
-    rows = examine()
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(["", "found", "what to do"], [[row["what"], row["found"], row["advice"]] for row in rows])
+app.command()(cli_lists.methods)
+app.command()(cli_lists.models)
+app.command()(cli_lists.datasets)
+app.command()(cli_lists.doctor)

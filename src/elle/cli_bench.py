@@ -118,7 +118,7 @@ def _check_folder(folder: Path) -> None:
 
 def _write(folder: Path, result: dict[str, Any]) -> list[Path]:
     """bench-NETWORK-DEVICE-torchVERSION.json and .svg."""
-    from elle.experiments.stacked_bars import Bars, draw_bars
+    from elle.experiments.stacked_bars import StackedBars, draw_stacked_bars
     from elle.files import write_json, write_text
 
     device = re.sub(r"[^a-z0-9]+", "-", result["device"].lower()).strip("-")
@@ -127,7 +127,7 @@ def _write(folder: Path, result: dict[str, Any]) -> list[Path]:
     name = "-".join(["bench", result["model"], *changed, device, f"torch{result['torch'].split('+')[0]}"])
     files = [folder / f"{name}.json", folder / f"{name}.svg"]
     rows = result["rows"]
-    figure = Bars(
+    figure = StackedBars(
         f"A training step of {result['model']}, batch {result['batch']}, {result['device']}",
         "milliseconds a step",
         ("forward", "backward"),
@@ -135,5 +135,5 @@ def _write(folder: Path, result: dict[str, Any]) -> list[Path]:
         [(row["forward_ms"], row["backward_ms"]) for row in rows],
     )
     write_json(files[0], result)
-    write_text(files[1], draw_bars(figure))
+    write_text(files[1], draw_stacked_bars(figure))
     return files

@@ -76,7 +76,7 @@ def sweep(
             _interrupted(items, folder)
     if as_json:
         print_json(_rows(items))
-    _conclude(items, folder)
+    _conclude(items)
     if not as_json:
         print(f"{len(items)} runs in {folder} are finished: elle report {recipe}{f' {out}' if out else ''}")
 
@@ -146,7 +146,7 @@ def _interrupted(items: list[Item], folder: Path) -> None:
     )
 
 
-def _conclude(items: list[Item], folder: Path) -> None:
+def _conclude(items: list[Item]) -> None:
     failed = [item for item in items if item.state == "failed"]
     if failed:
         raise WorkError(

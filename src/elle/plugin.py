@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator
+from typing import Literal, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from elle.core.attacks import check_radius
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Criterion, Linearity, Norm, cross_entropy
 
@@ -48,8 +49,7 @@ class ELLE(nn.Module):
         clip: bool = False,
     ) -> None:
         super().__init__()
-        if not 0 < eps < float("inf") or (norm == "linf" and eps > 1):
-            raise ValueError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
+        check_radius(eps, norm)
         self.eps = eps
         self.criterion = criterion
         self.regulariser = Linearity(samples, alpha, norm, clip)
@@ -61,7 +61,9 @@ class ELLE(nn.Module):
         self.register_buffer("error", torch.tensor(float("nan")), persistent=False)
 
     def forward(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """weight * mean error of the batch x [B, ...] in [0, 1] with labels y [B]: a scalar with a gradient."""
+        """weight * mean error of x [B, ...] in [0, 1] with labels or probabilities y, [B] or [B, K]: a scalar."""
+        if not x.is_floating_point():
+            raise ValueError(f"x is {x.dtype}; it must be floats in [0, 1], for example x.float() / 255")
         if self.error.device != x.device:
             self.to(x.device)
         with _without_buffer_broadcast(model):
@@ -74,6 +76,19 @@ class ELLE(nn.Module):
             self.error.copy_(seen)
         # A copy: the buffer changes in place at the next call, perhaps before this call's backward.
         return self.weight.clone() * error
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As any module's, but `half()` of a network that holds the plug-in leaves its statistics in float32.
+
+        An error of 1e-8 is 0 in fp16, and a count in bf16 ends at 256.
+        """
+        before = dict(self.named_buffers())
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in before.items():
+            moved = getattr(self, name)
+            if moved.dtype != buffer.dtype:
+                setattr(self, name, buffer.to(moved.device))
+        return self
 
     def extra_repr(self) -> str:
         return f"eps={self.eps:g}, {self.rule}, {self.regulariser}"

@@ -232,6 +232,20 @@ def test_a_bad_setting_is_refused_by_name(arguments):
         SignStep(**arguments)
 
 
+@every_attack
+@pytest.mark.parametrize("eps", [8, -EPS, math.nan, math.inf])
+def test_a_radius_that_cannot_be_meant_is_refused(model, data, attack, eps):
+    if attack is ATTACKS["fgsm-l2"] or attack is ATTACKS["pgd-l2"]:
+        eps = -abs(eps)  # a long l2 radius is one that may be meant
+    with pytest.raises(ValueError, match=r"eps is .*8/255"):
+        attack(model, *data, eps)
+
+
+def test_labels_may_be_probabilities(model, data):
+    x, y = data
+    assert torch.equal(fgsm(model, x, F.one_hot(y, 4).float(), EPS), fgsm(model, x, y, EPS))
+
+
 def linear_case():
     """A two-class linear model, whose loss has the gradient of its one direction everywhere up to a factor."""
     x = 0.3 + 0.4 * torch.rand(6, 12, generator=torch.Generator().manual_seed(0))

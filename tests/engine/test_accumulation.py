@@ -10,7 +10,7 @@ from elle.core.controller import OnOff
 from elle.engine.step import RECORDED
 from elle.methods import METHODS
 
-from .test_step import make_step, take
+from .steps import make_step, take
 
 # NuAT's nuclear norm is of the whole batch's logits: it does not divide into parts.
 DIVISIBLE = [name for name in METHODS if name != "nuat"]

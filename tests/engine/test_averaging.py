@@ -8,7 +8,7 @@ from elle.engine import checkpoint
 from elle.engine.averaging import Average
 from elle.engine.loop import train
 from elle.engine.trained import load_network
-from tests.engine.test_resume import PulledPlugError, assert_same_run, crash_after_step, records
+from tests.engine.interrupting import PulledPlugError, assert_same_run, crash_after_step, records
 
 WORDS = ("method=elle-a", "epochs=2", "average=0.9", "eval_every=1", "track=clean,pgd-2")
 

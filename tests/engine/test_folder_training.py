@@ -17,7 +17,7 @@ from elle.engine.loop import Watcher, train
 from elle.errors import WorkError
 
 from ..data.photographs import write_folder
-from .test_resume import assert_same_run, signal_after_step
+from .interrupting import assert_same_run, signal_after_step
 
 STEPS = 5  # of 4 of the 22 images that 2 for validation leave
 

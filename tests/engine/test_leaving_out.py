@@ -12,7 +12,7 @@ from elle.engine.loop import train
 from elle.engine.step import RECORDED
 from elle.errors import InputError
 from elle.methods import configured
-from tests.engine.test_step import make_step, parameters, take
+from tests.engine.steps import make_step, parameters, take
 
 WEIGHT, NEGLIGIBLE = 50.0, 0.3
 

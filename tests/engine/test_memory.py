@@ -16,7 +16,7 @@ from elle.errors import InputError
 from elle.methods import METHODS, configured
 from elle.models.registry import build_model
 from elle.models.residual import PreActResNet, ResNet
-from tests.engine.test_step import parameters
+from tests.engine.steps import parameters
 
 SHAPE = (3, 32, 32)
 

@@ -17,7 +17,7 @@ from elle.errors import InputError, WorkError
 from elle.methods import METHODS
 
 from ..data.photographs import write_folder
-from .test_resume import assert_same_run, signal_after_step
+from .interrupting import assert_same_run, signal_after_step
 
 STEPS = (5, 5, 7, 7, 11)
 """Of each epoch: batches of 4, 3 and 2 of the 22 images that 2 for validation leave."""

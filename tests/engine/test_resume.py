@@ -1,7 +1,6 @@
 """Interrupted and resumed = uninterrupted, bitwise: weights, momentum, rule, random state and records."""
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -18,6 +17,15 @@ from elle.engine.loop import Watcher, train
 from elle.errors import InputError, WorkError
 
 from ..conftest import QUICK
+from .interrupting import (
+    PulledPlugError,
+    assert_same_run,
+    assert_same_state,
+    crash_after_epoch,
+    crash_after_step,
+    records,
+    signal_after_step,
+)
 
 METHODS = ["fgsm", "elle-a", "n-fgsm+elle-a"]
 WORDS = [*QUICK, "epochs=2", "eval_every=1", "track=clean,pgd-2"]
@@ -46,56 +54,8 @@ def resumable(method, tmp_path):
     return configuration(tmp_path / "run", f"method={method}")
 
 
-def records(run):
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if "seconds" not in key} for line in lines]
-
-
 def events(run):
     return [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
-
-
-def assert_same_state(run, other):
-    mine, theirs = (checkpoint.load_checkpoint(checkpoint.checkpoints(one)[-1]) for one in (run, other))
-    assert mine[1]["step"] == theirs[1]["step"]
-    torch.testing.assert_close(mine[0], theirs[0], rtol=0, atol=0, equal_nan=True)
-    weights = [checkpoint.read_tensors(one / "model.safetensors")[0] for one in (run, other)]
-    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
-
-
-def assert_same_run(run, other):
-    assert_same_state(run, other)
-    assert records(run) == records(other)
-    accuracies = [json.loads((one / "result.json").read_text())["test"]["clean"]["correct"] for one in (run, other)]
-    assert accuracies[0] == accuracies[1]
-
-
-class PulledPlugError(Exception):
-    pass
-
-
-def crash_after_step(last):
-    def stepped(step):
-        if step == last:
-            raise PulledPlugError
-
-    return Watcher(stepped=stepped)
-
-
-def crash_after_epoch(last):
-    def recorded(record):
-        if record["epoch"] == last:
-            raise PulledPlugError
-
-    return Watcher(recorded=recorded)
-
-
-def signal_after_step(last, number):
-    def stepped(step):
-        if step == last:
-            os.kill(os.getpid(), number)
-
-    return Watcher(stepped=stepped)
 
 
 def test_the_state_compared_is_all_of_it(uninterrupted, method):

@@ -23,8 +23,8 @@ from tests.networks import images as float_images
 from tests.test_methods import EPS, WHEN, Probe, every_row
 
 from ..conftest import QUICK
-from .test_resume import assert_same_run, signal_after_step
-from .test_step import images
+from .interrupting import assert_same_run, signal_after_step
+from .steps import images
 
 BATCH, SHAPE = 8, (1, 8, 8)
 IN_EVAL_MODE = {"gat": 2, "gat-original": 2, "nuat": 2, "trades-single": 2, "trades": 11}

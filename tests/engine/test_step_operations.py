@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from elle.core.linearity import Linearity
 from elle.engine.leaving_out import LeavingOut
 from elle.methods import METHODS, configured
-from tests.engine.test_step import make_step, small_cnn
+from tests.engine.steps import make_step, small_cnn
 
 WAITING_METHODS = ("item", "tolist", "cpu", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__")
 WAITING_FUNCTIONS = ("nonzero", "masked_select", "unique", "equal", "allclose", "_local_scalar_dense", "is_nonzero")

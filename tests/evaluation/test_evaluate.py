@@ -166,6 +166,11 @@ def test_nothing_to_evaluate_or_a_missing_label_is_refused(count_x, count_y):
         evaluate(Threshold(), torch.rand(count_x, 1, 4, 4), torch.zeros(count_y, dtype=torch.long))
 
 
+def test_labels_that_are_no_class_numbers_are_refused():
+    with pytest.raises(InputError, match=r"labels have shape \(4, 2\)"):
+        evaluate(Threshold(), torch.rand(4, 1, 4, 4), torch.zeros(4, 2))
+
+
 @pytest.mark.parametrize("eps", [8, -0.1, math.nan])
 def test_a_radius_that_is_no_fraction_is_refused(eps):
     with pytest.raises(ValueError, match="eps"):

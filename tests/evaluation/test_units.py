@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from elle.errors import InputError
-from elle.evaluation import units
+from elle.evaluation import worker as workers
 from elle.evaluation.evaluate import assess, evaluate
 from elle.evaluation.names import parse_attacks
 from elle.evaluation.results import unpacked
@@ -14,13 +14,12 @@ from elle.evaluation.units import (
     Memory,
     Settings,
     Unit,
-    Worker,
     default_chunk,
     fitting_batch,
-    is_inside,
     plan,
     unit_seed,
 )
+from elle.evaluation.worker import Worker, is_inside
 from tests.networks import Affine, conv_net, images, trained
 
 CPU = torch.device("cpu")
@@ -145,7 +144,7 @@ def nowhere(name, model, x, y, settings, **rest):
 
 @pytest.mark.parametrize(("search", "key"), [(outside, "outside"), (nowhere, "unverified")])
 def test_a_point_that_left_the_ball_or_is_classified_correctly_does_not_count(model, data, monkeypatch, search, key):
-    monkeypatch.setattr(units, "searched", search)
+    monkeypatch.setattr(workers, "searched", search)
     record = assess(model, *data, "clean,apgd-ce", 0.1, chunk=16)
     entry = record["attacks"]["apgd-ce"]
     assert entry["correct"] == record["attacks"]["clean"]["correct"]
@@ -167,7 +166,7 @@ def test_an_ensemble_attacks_what_is_left(model, data, monkeypatch):
         def forward(self, x):
             return torch.stack([x.flatten(1).mean(1), 1 - x.flatten(1).mean(1)], 1)
 
-    monkeypatch.setattr(units, "searched", every_other)
+    monkeypatch.setattr(workers, "searched", every_other)
     x, y = torch.full((16, 1, 2, 2), 0.9), torch.zeros(16, dtype=torch.long)
     record = assess(Mean(), x, y, "autoattack", 1.0)
     assert seen == [("apgd-ce", 16), ("apgd-t", 8), ("fab-t", 4), ("square", 2)]

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from elle.errors import WorkError
 from elle.experiments import page
 from elle.experiments.axis import linear_axis, log_axis
-from elle.experiments.chart import COLOURS, Chart, Series, draw
+from elle.experiments.chart import Chart, Series, draw
 from elle.experiments.page import Table, render, write_page
+from elle.experiments.svg import COLOURS
 
 SVG = "{http://www.w3.org/2000/svg}"
 VOID = {"meta", "link", "br", "img", "hr", "input"}

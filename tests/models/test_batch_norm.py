@@ -16,7 +16,7 @@ from elle.models import batch_norm
 from elle.models.batch_norm import BatchNorm, fusing, norm_act, sum_norm_act, use_fused
 from elle.models.registry import build_model
 from elle.models.residual import PostActBlock, PreActBlock, PreActResNet, ResNet
-from tests.engine.test_step import make_step
+from tests.engine.steps import make_step
 
 
 def image(channels=4, batch=3, size=6):

@@ -7,6 +7,7 @@ the paper's training; call `model.eval()` first to attack a fixed model.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -154,6 +155,14 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+def check_radius(eps: float | Tensor, norm: str = "linf", allow_zero: bool = False) -> None:
+    """Refuse a radius that cannot be meant; one that is a tensor is not read, as that would wait for its device."""
+    if isinstance(eps, Tensor):
+        return
+    if not 0 <= eps < math.inf or (eps == 0 and not allow_zero) or (norm == "linf" and eps > 1):
+        raise ValueError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
+
+
 def fgsm(
     model: Model,
     x: Tensor,
@@ -164,11 +173,13 @@ def fgsm(
     norm: Norm = "linf",
 ) -> Tensor:
     """x + eps * sign(grad L(x)) (Goodfellow et al., arXiv 1412.6572), not clipped unless asked, as in the paper."""
+    check_radius(eps, norm, allow_zero=True)
     return SignStep(clip=clip, norm=norm)(model, x, y, eps)
 
 
 def n_fgsm(model: Model, x: Tensor, y: Tensor, eps: float | Tensor, *, noise: float = 2) -> Tensor:
     """x + eta + eps * sign(grad L(x + eta)), eta ~ Unif(+-noise * eps), unprojected (arXiv 2202.01181)."""
+    check_radius(eps, allow_zero=True)
     return SignStep(noise=noise, project=False)(model, x, y, eps)
 
 
@@ -183,12 +194,13 @@ def pgd(
     norm: Norm = "linf",
 ) -> Tensor:
     """PGD from a uniform start, inside the ball and [0, 1]; alpha in units of eps, 2.5 / steps by default."""
-    alpha = 2.5 / steps if alpha is None else alpha
+    check_radius(eps, norm, allow_zero=True)
+    alpha = 2.5 / max(steps, 1) if alpha is None else alpha
     return SignStep(alpha=alpha, steps=steps, noise=1, clip=True, norm=norm)(model, x, y, eps)
 
 
 def _gradient(model: Model, x: Tensor, target: Tensor) -> Tensor:
-    """Of the cross-entropy to labels [B], or of KL(target || prediction) for probabilities [B, K]."""
+    """Of the cross-entropy to labels [B], or of KL(target || prediction) for probabilities [B, K]: the same there."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         logits = model(x).float()

@@ -20,7 +20,7 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of each image: logits [B, K], y [B] -> [B]."""
+    """Cross-entropy of each image: logits [B, K], labels [B] or probabilities [B, K] -> [B]."""
     return F.cross_entropy(logits, y, reduction="none")
 
 
@@ -105,7 +105,8 @@ class Linearity:
         x, y = x[:images], y[:images]
         if adversarial is not None:
             adversarial = adversarial[0][:images], adversarial[1][:images]
-        x, y = x.repeat(self.samples, *[1] * (x.dim() - 1)), y.repeat(self.samples)
+        # Not `repeat`: it would lose channels_last.
+        x, y = torch.cat([x] * self.samples), torch.cat([y] * self.samples)
         x_a, x_b, a = self.draw(x, eps) if drawn is None else drawn
 
         def h(points: Tensor, labels: Tensor) -> Tensor:
@@ -119,10 +120,13 @@ class Linearity:
         points = [x_a.lerp(x_b, _like(position, x)) for position in positions]
         if self.form == "2p" and adversarial is not None:
             # The adversarial forward has been made already: two points for the price of the third.
-            values = [*h(torch.cat(points[:-1]), y.repeat(2)).chunk(2), self._function(adversarial[1], y, criterion)]
+            values = [
+                *h(torch.cat(points[:-1]), torch.cat([y] * 2)).chunk(2),
+                self._function(adversarial[1], y, criterion),
+            ]
         else:
             # One forward of all points: BatchNorm sees them as one batch, and the device is used better.
-            values = list(h(torch.cat(points), y.repeat(len(points))).chunk(len(points)))
+            values = list(h(torch.cat(points), torch.cat([y] * len(points))).chunk(len(points)))
         gap = sum(_like(c, value) * value for c, value in zip(coefficients, values, strict=True))
         assert isinstance(gap, Tensor)
         return self._size(gap).view(self.samples, images).mean(0)
@@ -153,7 +157,7 @@ class Linearity:
     def _worst(self, h: Callable[[Tensor, Tensor], Tensor], x_a: Tensor, x_b: Tensor, y: Tensor, a: Tensor) -> Tensor:
         """The position in [0, 1] whose gap is largest, by 10 signed-gradient steps of 0.1 (Appendix B.3)."""
         with torch.no_grad():
-            h_a, h_b = h(torch.cat([x_a, x_b]), y.repeat(2)).chunk(2)
+            h_a, h_b = h(torch.cat([x_a, x_b]), torch.cat([y] * 2)).chunk(2)
         for _ in range(10):
             with torch.enable_grad():
                 a = a.detach().requires_grad_()
@@ -167,7 +171,7 @@ class Linearity:
         if self.on == "logits":
             return logits
         loss = criterion(logits, y)
-        if loss.shape != y.shape:
+        if loss.shape != y.shape[:1]:
             raise ValueError(
                 f"criterion returned shape {tuple(loss.shape)}; it must return one loss for each image "
                 f"(for example torch.nn.CrossEntropyLoss(reduction='none'))"

@@ -30,7 +30,8 @@ from elle.engine.subject import Source, Subject, load_subject
 from elle.errors import InputError, WorkError, stopped_by
 from elle.evaluation.evaluate import device_name, record_of
 from elle.evaluation.names import parse_attacks
-from elle.evaluation.units import Outcome, Settings, Unit, Worker, count_chunks, plan
+from elle.evaluation.units import Outcome, Settings, Unit, count_chunks, plan
+from elle.evaluation.worker import Worker
 from elle.files import write_atomically, write_json
 
 PARTS = "evaluation.parts"

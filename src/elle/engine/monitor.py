@@ -191,8 +191,9 @@ class Monitor:
         reading = self.readings[-1]
         if self.condition == "divergence":
             return None
-        loss = "not either" if reading["loss"] is None else f"{reading['loss']:.3g}"
-        words = f"E_lin on the probe is not finite; the training loss is {loss}"
+        words = "E_lin on the probe is not finite"
+        if reading["loss"] is not None:
+            words += f"; the training loss is {reading['loss']:.3g}"
         return Verdict("divergence", reading["step"], reading["step"], words, "high")
 
     def _collapsed(self, fall: list[Reading], low: list[bool]) -> Verdict | None:

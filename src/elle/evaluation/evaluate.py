@@ -19,7 +19,8 @@ from elle.evaluation.checks import check
 from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack, Norm, parse_attacks, parse_tracked
 from elle.evaluation.results import SCHEMA, collected, entries, packed, wilson_interval
-from elle.evaluation.units import BATCH, Engine, Images, Memory, Settings, Store, Worker, count_chunks, default_chunk
+from elle.evaluation.units import BATCH, Engine, Images, Memory, Settings, Store, count_chunks, default_chunk
+from elle.evaluation.worker import Worker
 from elle.version import __version__
 
 __all__ = [
@@ -112,6 +113,8 @@ def _run(
     attacks, eps = parse_attacks(attack, settings.norm), settings.eps
     if len(x) == 0 or len(x) != len(y):
         raise InputError(f"{len(x)} images and {len(y)} labels cannot be evaluated; there must be one label an image")
+    if y.ndim != 1:
+        raise InputError(f"the labels have shape {tuple(y.shape)}; give the number of the class of each image, [N]")
     if not 0 <= eps < math.inf or (settings.norm == "linf" and eps > 1):
         raise InputError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
     store = Memory()

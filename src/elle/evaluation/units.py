@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from elle.errors import InputError
-from elle.evaluation import pgd
-from elle.evaluation.autoattack import ORDER, search
-from elle.evaluation.autoattack.norms import length
-from elle.evaluation.autoattack.objectives import cross_entropy
-from elle.evaluation.autoattack.oracle import Oracle, Precision
-from elle.evaluation.mode import current, evaluation_mode, exact_float32, is_wrong
+from elle.evaluation.autoattack.oracle import Precision
 from elle.evaluation.names import EvaluationAttack, Norm
 
 Bools = npt.NDArray[np.bool_]
 Images = Tensor | npt.NDArray[Any]
 Engine = Literal["fast", "reference"]
 BATCH = 512
-TOLERANCE = 1e-6
-"""How far outside ball and box an adversarial point may lie by rounding; relative for radii above 1."""
 _CHUNK_PIXELS = 2**28 // 12
 """Pixels of a unit's points, at most: 256 MiB of colour images, of which an attack holds a handful of copies."""
-_TOGETHER = 64
 
 
 @dataclass(frozen=True)
@@ -114,207 +102,6 @@ def count_chunks(total: int, chunk: int) -> int:
     return -(-total // chunk)
 
 
-class Worker:
-    """Runs units on one device; points are converted and moved a chunk at a time."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        x: Images,
-        y: Images,
-        attacks: list[EvaluationAttack],
-        settings: Settings,
-        device: torch.device,
-        *,
-        probe: bool = False,
-        keep: bool = False,
-    ) -> None:
-        self.model, self.x, self.y, self.device = model, x, y, device
-        self.attacks = {one.name: one for one in attacks}
-        self.settings, self.probe, self.keep = settings, probe, keep
-        self.graph = device.type == "cuda"
-
-    def run(self, store: Store, chunks: Iterable[int], done: Callable[[], None] = lambda: None) -> None:
-        """Every unit of these chunks that the store does not hold yet."""
-        for chunk in chunks:
-            units = plan(self.attacks.values(), chunk)
-            held = {unit: store.load(unit) for unit in units}
-            if all(held.values()):
-                continue
-            x, y = self._points(chunk)
-            for unit in units:
-                if held[unit] is None:
-                    with exact_float32(self.device), current(self.device):
-                        outcome = self._outcome(unit, x, y, store)
-                    store.save(unit, outcome)
-                    done()
-
-    def _points(self, chunk: int) -> tuple[Tensor, Tensor]:
-        part = slice(chunk * self.settings.chunk, (chunk + 1) * self.settings.chunk)
-        x, y = _tensor(self.x[part]), _tensor(self.y[part]).long()
-        if x.dtype == torch.uint8:
-            x = x.to(self.device).float() / 255
-        elif not x.is_floating_point():
-            raise InputError(f"images of type {x.dtype} cannot be evaluated; give uint8, or floats in [0, 1]")
-        elif not bool(((x >= 0) & (x <= 1)).all()):
-            raise InputError(f"images lie in {float(x.min()):.3g} to {float(x.max()):.3g}; they must lie in [0, 1]")
-        x = x.to(self.device, torch.float32)
-        return x, y.to(self.device)
-
-    def _outcome(self, unit: Unit, x: Tensor, y: Tensor, store: Store) -> Outcome:
-        _wait(self.device)
-        started = time.perf_counter()
-        if not unit.chain:
-            outcome = self._clean(x, y, unit_seed(self.settings.seed, unit))
-        else:
-            outcome = self._attacked(unit, x, y, [_held(store, unit, k) for k in range(len(unit.chain))])
-        outcome.seconds = time.perf_counter() - started
-        return outcome
-
-    def _clean(self, x: Tensor, y: Tensor, seed: int) -> Outcome:
-        with evaluation_mode(self.model, seed, self.device), torch.no_grad():
-            logits = torch.cat([self.model(part) for part in torch.split(x, self.settings.batch)]).float()
-            facts = self._facts(x, y, logits) if self.probe else {}
-        if logits.dim() != 2 or logits.shape[1] < 2:
-            raise InputError(
-                f"the network gives {tuple(logits.shape)} for {len(x)} images; logits are [images, classes]"
-            )
-        if not bool(((y >= 0) & (y < logits.shape[1])).all()):
-            raise InputError(f"labels reach {int(y.max())}, but the network has {logits.shape[1]} classes, from 0")
-        facts["classes"] = logits.shape[1]
-        self._refuse(logits.shape[1])
-        return Outcome(_numpy(is_wrong(logits, y)), 0.0, facts)
-
-    def _refuse(self, classes: int) -> None:
-        """InputError where the engine lacks an attack that is still to come: now, not after those before it."""
-        if self.settings.engine == "reference":
-            from elle.evaluation.autoattack import reference
-
-            for name in dict.fromkeys(name for one in self.attacks.values() for name in one.parts):
-                reference.available(name, classes)
-
-    def _facts(self, x: Tensor, y: Tensor, logits: Tensor) -> dict[str, int]:
-        """What the self-checks want to know: a second forward, the gradients, how sure and how varied it is."""
-        again = torch.cat([self.model(part) for part in torch.split(x, self.settings.batch)]).float()
-        scale = logits.abs().nan_to_num(posinf=0).amax().clamp(min=1e-6)
-        right = ~is_wrong(logits, y)
-        flat = torch.zeros_like(right)
-        oracle = Oracle(self.model, self.device, "fp32")
-        for rows in torch.split(right.nonzero().squeeze(1), self.settings.batch):
-            answer = oracle.ascend(x[rows], partial(cross_entropy, y=y[rows]))
-            flat[rows] = (answer.gradient == 0).flatten(1).all(1)
-        predicted = torch.bincount(logits.argmax(1), minlength=logits.shape[1])
-        return {
-            "differ": int(
-                (~torch.isclose(logits, again, rtol=0, atol=float(1e-3 * scale), equal_nan=True)).any(1).sum()
-            ),
-            "undefined": int(logits.isnan().any(1).sum()),
-            "probabilities": int(((logits >= 0).all(1) & ((logits.sum(1) - 1).abs() < 1e-4)).sum()),
-            "zero_gradient": int(flat.sum()),
-            "saturated": int((F.softmax(logits, 1).amax(1) == 1).sum()),
-            **{f"predicted_{k}": int(n) for k, n in enumerate(predicted.tolist()) if n},
-            **{f"label_{k}": int(n) for k, n in enumerate(torch.bincount(y).tolist()) if n},
-        }
-
-    def _attacked(self, unit: Unit, x: Tensor, y: Tensor, before: list[Outcome]) -> Outcome:
-        """Search for adversarial points of what is left by clean images and earlier attacks; count those that are."""
-        broken = np.zeros(len(x), dtype=np.bool_)
-        alive = ~np.any([outcome.broken for outcome in before], axis=0)
-        rows = torch.from_numpy(alive.nonzero()[0]).to(self.device)
-        if len(rows) == 0:
-            return Outcome(broken, 0.0, {"outside": 0, "unverified": 0}, self._kept(x[rows]))
-        points, labels = x[rows], y[rows]
-        seed = unit_seed(self.settings.seed, unit)
-        with evaluation_mode(self.model, seed, self.device):
-            x_adv = self._searched(unit.chain[-1], points, labels, seed, before[0].facts["classes"]).detach()
-            moved = (x_adv != points).flatten(1).any(1)
-            inside = is_inside(x_adv, points, self.settings.eps, self.settings.norm)
-            ours = unit.chain[-1] not in ORDER
-            wrong = moved if ours else self._are_wrong(x_adv, labels, moved)
-        counts = moved & inside & wrong
-        broken[rows[counts].cpu().numpy()] = True
-        facts = {"outside": int((moved & ~inside).sum()), "unverified": int((moved & inside & ~wrong).sum())}
-        return Outcome(broken, 0.0, facts, self._kept(x_adv[counts]))
-
-    def _are_wrong(self, x_adv: Tensor, y: Tensor, moved: Tensor) -> Tensor:
-        """Which of the points that moved are wrong in float32; PGD has looked itself, a search is not believed."""
-        wrong = torch.zeros_like(moved)
-        with torch.no_grad():
-            for part in torch.split(moved.nonzero().squeeze(1), self.settings.batch):
-                if len(part):
-                    wrong[part] = is_wrong(self.model(x_adv[part]).float(), y[part])
-        return wrong
-
-    def _searched(self, name: str, x: Tensor, y: Tensor, seed: int, classes: int) -> Tensor:
-        try:
-            return self._search(name, x, y, seed, classes)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:
-            if not self.graph:
-                raise
-            # The network waits for the device or branches on values: no CUDA graph can hold it.
-            self.graph = False
-            return self._search(name, x, y, seed, classes)
-
-    def _search(self, name: str, x: Tensor, y: Tensor, seed: int, classes: int) -> Tensor:
-        one, settings = self.attacks.get(name), self.settings
-        if one is None or one.attack is None:
-            return searched(name, self.model, x, y, settings, classes=classes, seed=seed, graph=self.graph)
-        torch.manual_seed(seed)
-        return pgd.search(
-            one.attack,
-            self.model,
-            x,
-            y,
-            settings.eps,
-            norm=settings.norm,
-            restarts=one.restarts,
-            precision=settings.precision,
-            batch=settings.batch,
-            graph=self.graph,
-            compile=settings.compile,
-        )
-
-    def _kept(self, x_adv: Tensor) -> npt.NDArray[np.float32] | None:
-        return x_adv.contiguous().cpu().numpy() if self.keep else None
-
-
-def searched(
-    name: str, model: nn.Module, x: Tensor, y: Tensor, settings: Settings, *, classes: int, seed: int, graph: bool
-) -> Tensor:
-    """One of AutoAttack's attacks, by elle's own engine or the reference's."""
-    if settings.engine == "reference":
-        from elle.evaluation.autoattack import reference
-
-        return reference.search(
-            name,
-            model,
-            x,
-            y,
-            settings.eps,
-            norm=settings.norm,
-            classes=classes,
-            seed=seed,
-            precision="tf32" if settings.precision == "tf32" else "fp32",
-            batch=settings.batch,
-        )
-    return search(
-        name,
-        model,
-        x,
-        y,
-        settings.eps,
-        norm=settings.norm,
-        classes=classes,
-        seed=seed,
-        precision=settings.precision,
-        batch=settings.batch,
-        graph=graph,
-        compile=settings.compile,
-    )
-
-
 def unit_seed(seed: int, unit: Unit) -> int:
     """A function of the seed, the attack and the chunk alone, so that neither order nor interruption matters."""
     name = unit.chain[-1] if unit.chain else "clean"
@@ -322,37 +109,3 @@ def unit_seed(seed: int, unit: Unit) -> int:
     attack = zlib.crc32(("pgd" if name.startswith("pgd-") else name).encode())
     # A spawn key keeps the triples apart for any seed; sums would not.
     return int(np.random.SeedSequence(seed, spawn_key=(attack, unit.chunk)).generate_state(1, np.uint64)[0] >> 1)
-
-
-def is_inside(x_adv: Tensor, x: Tensor, eps: float, norm: Norm) -> Tensor:
-    """Which points [N] lie in the ball around x and in [0, 1], up to rounding."""
-    # A few at a time: in double precision all of them, if large, would take more memory than the attack.
-    pairs = zip(torch.split(x_adv, _TOGETHER), torch.split(x, _TOGETHER), strict=True)
-    return torch.cat([_is_inside(points, centres, eps, norm) for points, centres in pairs])
-
-
-def _is_inside(x_adv: Tensor, x: Tensor, eps: float, norm: Norm) -> Tensor:
-    near = length(x_adv.double() - x.double(), norm) <= eps + TOLERANCE * max(1.0, eps)
-    values = x_adv.flatten(1)
-    return near & (values >= -TOLERANCE).all(1) & (values <= 1 + TOLERANCE).all(1)
-
-
-def _held(store: Store, unit: Unit, k: int) -> Outcome:
-    """The outcome of the first k attacks of the chain on the same chunk."""
-    outcome = store.load(Unit(unit.chain[:k], unit.chunk))
-    assert outcome is not None  # the plan runs them first
-    return outcome
-
-
-def _tensor(values: Images) -> Tensor:
-    # Copied: a memory-mapped file is read-only, and torch wants arrays that are not.
-    return values if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
-
-
-def _numpy(values: Tensor) -> Bools:
-    return values.cpu().numpy()
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elle.experiments.axis import linear_axis
-from elle.experiments.chart import COLOURS, GLYPH, INKS, WIDTH, escape
+from elle.experiments.svg import COLOURS, GLYPH, INKS, WIDTH, picture, short, text_at
 
 _ROW, _BAR = 30.0, 17.0
 _MAX_NAME = 18
@@ -45,7 +45,7 @@ def draw_bars(bars: Bars, names: Sequence[str] = ()) -> str:
     body = []
     for tick, label in zip(axis.ticks, axis.labels, strict=True):
         body.append(f'<path class="grid" stroke="{INKS["grid"]}" d="M{x(tick):.1f} 4V{bottom:.1f}"/>')
-        body.append(_text(x(tick), bottom + 18, label, "middle", "soft"))
+        body.append(text_at(x(tick), bottom + 18, label, "middle", "soft"))
     for row, bar in enumerate(bars.bars):
         top = 8 + _ROW * row + (_ROW - _BAR) / 2
         colour = order.index(bar.name) % len(COLOURS)
@@ -58,26 +58,9 @@ def draw_bars(bars: Bars, names: Sequence[str] = ()) -> str:
             low, end, middle = x(max(0.0, bar.value - bar.std)), x(bar.value + bar.std), top + _BAR / 2
             path = f"M{low:.1f} {middle:.1f}H{end:.1f}M{low:.1f} {middle - 4:.1f}v8M{end:.1f} {middle - 4:.1f}v8"
             body.append(f'<path class="ink-line" stroke="{INKS["ink"]}" stroke-width="1.3" d="{path}"/>')
-        body.append(_text(left - 7, top + _BAR - 4, bar.name[:_MAX_NAME], "end", "ink"))
-        body.append(_text(end + 6, top + _BAR - 4, _number(bar.value), "start", "ink"))
+        body.append(text_at(left - 7, top + _BAR - 4, bar.name[:_MAX_NAME], "end", "ink"))
+        body.append(text_at(end + 6, top + _BAR - 4, short(bar.value), "start", "ink"))
     label = f"{bars.x_label} ({axis.factor})" if axis.factor else bars.x_label
-    body.append(_text((left + right) / 2, bottom + 38, label, "middle", "soft"))
-    described = "; ".join(f"{bar.name}: {_number(bar.value)}" for bar in bars.bars)
-    head = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0f} {bottom + 46:.0f}" class="chart" role="img"'
-    return "\n".join(
-        [
-            f'<svg {head} aria-label="{escape(bars.title)}" font-family="system-ui, sans-serif" font-size="12.5">',
-            f"<title>{escape(bars.title)}</title>\n<desc>{escape(described)}</desc>",
-            *body,
-            "</svg>",
-        ]
-    )
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _text(x: float, y: float, text: str, anchor: str, kind: str) -> str:
-    where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text class="{kind}" {where} fill="{INKS[kind]}">{escape(text)}</text>'
+    body.append(text_at((left + right) / 2, bottom + 38, label, "middle", "soft"))
+    described = "; ".join(f"{bar.name}: {short(bar.value)}" for bar in bars.bars)
+    return picture(bars.title, described, bottom + 46, body)

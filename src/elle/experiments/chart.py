@@ -1,26 +1,13 @@
 """Line charts as inline SVG, with the standard library only."""
 
-import html
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elle.experiments.axis import Axis, linear_axis, log_axis
+from elle.experiments.svg import COLOURS, GLYPH, INKS, ROW, WIDTH, escape, picture, text_at
 
-# (light, dark) pairs after Okabe and Ito, told apart by colour-blind readers; at least 3:1 against the page.
-COLOURS = (
-    ("#0072b2", "#56b4e9"),
-    ("#d55e00", "#ff8c42"),
-    ("#00805c", "#35c99a"),
-    ("#a8508a", "#e79bc6"),
-    ("#8f6b00", "#e8c33a"),
-    ("#5a5fb8", "#a7aaf5"),
-    ("#555555", "#bdbdbd"),
-    ("#9b2226", "#f28b82"),
-)
 DASHES = ("", "7 3", "2 2.5", "9 3 2 3", "4 2")
-INKS = {"ink": "#1f2328", "soft": "#59636e", "grid": "#d8dee4", "axis": "#818b98", "mark": "#cf222e"}
 MARKERS = (
     "M-3.4 0a3.4 3.4 0 1 0 6.8 0a3.4 3.4 0 1 0-6.8 0z",  # disc
     "M-3.1-3.1h6.2v6.2h-6.2z",  # square
@@ -31,10 +18,7 @@ MARKERS = (
     "M-2-4.2H2L4.2 0L2 4.2H-2L-4.2 0z",  # hexagon
 )
 
-WIDTH = 440.0
 PLOT_HEIGHT = 225.0
-ROW = 18.0  # the height of a line of text
-GLYPH = 8.6  # a generous width for one character at the size used on phones (15 units)
 MAX_NAME, MAX_NAMES = 14, 7  # names up to this length and number are written beside their lines
 MAX_POINTS = 1200  # a longer line is thinned: no screen shows more
 HUGE, TINY = 1e140, 1e-140  # beyond these a value is off the scale, or zero: differences and ratios stay finite
@@ -95,11 +79,6 @@ class Plot:
         return self.bottom - PLOT_HEIGHT * self.y_axis.place(value)
 
 
-def escape(text: str) -> str:
-    """Text for HTML and XML alike: markup is escaped, what neither may contain is replaced."""
-    return html.escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]", "\ufffd", text))
-
-
 def draw(chart: Chart, names: Sequence[str] = ()) -> str:
     """The chart as an `<svg>`; `names` fixes which name has which colour, in the order of a whole page."""
     order = list(dict.fromkeys([*names, *(series.name for series in chart.series)]))
@@ -128,26 +107,16 @@ def draw(chart: Chart, names: Sequence[str] = ()) -> str:
     plot = Plot(x_axis, y_axis, left, right, rows * ROW + 12)
 
     legend, height = (_direct_legend if direct else _row_legend)(labels, plot)
-    body = [_text(0, plot.top - 16, y_label, kind="soft"), *_frame(plot), *_marks(placed, plot)]
-    body.append(_text((left + right) / 2, plot.bottom + 38, _axis_label(chart.x_label, x_axis), "middle", "soft"))
+    body = [text_at(0, plot.top - 16, y_label, kind="soft"), *_frame(plot), *_marks(placed, plot)]
+    body.append(text_at((left + right) / 2, plot.bottom + 38, _axis_label(chart.x_label, x_axis), "middle", "soft"))
     body += [_band(index, [(plot.x(x), plot.y(low), plot.y(high)) for x, low, high in edges]) for index, edges in bands]
     body += [_line(index, [(plot.x(x), plot.y(y)) for x, y in _thin(r)]) for index, _, rs in lines for r in rs]
     body += [dot for index, name, runs in lines for dot in _dots(chart, plot, index, name, runs)]
     body += legend
     if not points:
-        body.append(_text((left + right) / 2, plot.bottom - PLOT_HEIGHT / 2, "no values", "middle", "soft"))
-    head = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0f} {height:.0f}" class="chart" role="img"'
-    font = 'font-family="system-ui, sans-serif" font-size="12.5"'
+        body.append(text_at((left + right) / 2, plot.bottom - PLOT_HEIGHT / 2, "no values", "middle", "soft"))
     described = "; ".join(_summary(chart, name, runs) for _, name, runs in lines)
-    return "\n".join(
-        [
-            f'<svg {head} aria-label="{escape(chart.title)}" {font}>',
-            f"<title>{escape(chart.title)}</title>",
-            f"<desc>{escape(described)}</desc>",
-            *filter(None, body),
-            "</svg>",
-        ]
-    )
+    return picture(chart.title, described, height, filter(None, body))
 
 
 def _number(value: float | None) -> float | None:
@@ -228,11 +197,6 @@ def _fit(text: str, width: float) -> str:
     return text if len(text) <= room else text[: room - 1].rstrip() + "\u2026"
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "ink") -> str:
-    where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text class="{kind}" {where} fill="{INKS[kind]}">{escape(text)}</text>'
-
-
 def _rule(kind: str, path: str, extra: str = "") -> str:
     return f'<path class="{kind}" stroke="{INKS[kind]}" d="{path}"{extra}/>'
 
@@ -274,10 +238,10 @@ def _frame(plot: Plot) -> list[str]:
     parts = []
     for tick, label in zip(plot.y_axis.ticks, plot.y_axis.labels, strict=True):
         parts.append(_rule("grid", f"M{plot.left:.1f} {plot.y(tick):.1f}H{plot.right:.1f}"))
-        parts.append(_text(plot.left - 7, plot.y(tick) + 4.5, label, "end", "soft"))
+        parts.append(text_at(plot.left - 7, plot.y(tick) + 4.5, label, "end", "soft"))
     for tick, label in zip(plot.x_axis.ticks, plot.x_axis.labels, strict=True):
         parts.append(_rule("axis", f"M{plot.x(tick):.1f} {plot.bottom:.1f}v5"))
-        parts.append(_text(plot.x(tick), plot.bottom + 19, label, "middle", "soft"))
+        parts.append(text_at(plot.x(tick), plot.bottom + 19, label, "middle", "soft"))
     parts.append(_rule("axis", f"M{plot.left:.1f} {plot.bottom:.1f}H{plot.right:.1f}"))
     return parts
 
@@ -305,7 +269,7 @@ def _marks(placed: Sequence[Mark], plot: Plot) -> list[str]:
     for x, centre, row, label in placed:
         y = plot.top - 16 - row * ROW
         rules.append(_rule("mark", f"M{x:.1f} {y + 5:.1f}V{plot.bottom:.1f}", ' stroke-dasharray="3 3"'))
-        texts.append(_text(centre, y, label, "middle", "mark"))
+        texts.append(text_at(centre, y, label, "middle", "mark"))
     return rules + texts
 
 
@@ -327,7 +291,7 @@ def _direct_legend(labels: Labels, plot: Plot) -> tuple[list[str], float]:
             start = plot.x(ends[name][0]), plot.y(ends[name][1])
             if math.dist(start, (plot.right, y)) > 2:
                 parts.append(_leader(index, start, (plot.right + 9, y)))
-        parts.append(_text(plot.right + 12, y + 4.5, name))
+        parts.append(text_at(plot.right + 12, y + 4.5, name))
     return parts, plot.bottom + 2 * ROW + 8
 
 
@@ -348,6 +312,6 @@ def _row_legend(labels: Labels, plot: Plot) -> tuple[list[str], float]:
         if x > 8 and x + width > WIDTH:
             x, y = 8.0, y + ROW + 3
         parts.append(_line(index, [(x, y - 4.5), (x + 28, y - 4.5)]))
-        parts += [_dot(index, x + 14, y - 4.5), _text(x + 34, y, label)]
+        parts += [_dot(index, x + 14, y - 4.5), text_at(x + 34, y, label)]
         x += width + 10
     return parts, y + 10

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elle.experiments.axis import linear_axis
-from elle.experiments.chart import INKS, WIDTH, escape
+from elle.experiments.svg import escape, picture, text_at
 
 # Dark to bright, evenly for the eye and for colour-blind readers.
 STOPS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
@@ -51,19 +51,8 @@ def draw_heatmap(heatmap: Heatmap) -> str:
     for k, value in ((0, heatmap.y[0]), (len(heatmap.y) - 1, heatmap.y[-1])):
         texts.append(_text(LEFT - 7, TOP + HEIGHT - (k + 0.5) * height + 4, f"{value:.3g}", "end"))
     highest = max(max(row) for row in heatmap.values)
-    head = f'viewBox="0 0 {WIDTH:.0f} {TOP + HEIGHT + 48:.0f}" class="chart" role="img"'
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {head} aria-label="{escape(heatmap.title)}" '
-            'font-family="system-ui, sans-serif" font-size="12.5">',
-            f"<title>{escape(heatmap.title)}</title>",
-            f"<desc>highest {highest:.3g}</desc>",
-            *cells,
-            *_scale(heatmap),
-            *texts,
-            "</svg>",
-        ]
-    )
+    body = [*cells, *_scale(heatmap), *texts]
+    return picture(heatmap.title, f"highest {highest:.3g}", TOP + HEIGHT + 48, body)
 
 
 def _scale(heatmap: Heatmap) -> list[str]:
@@ -93,5 +82,4 @@ def _colour(heatmap: Heatmap, value: float) -> str:
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text class="soft" {place} fill="{INKS["soft"]}">{escape(text)}</text>'
+    return text_at(x, y, text, anchor, "soft")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elle.experiments.axis import linear_axis
-from elle.experiments.chart import COLOURS, GLYPH, INKS, ROW, WIDTH, escape
+from elle.experiments.svg import COLOURS, GLYPH, INKS, ROW, WIDTH, escape, picture, short, text_at
 
 BAR, GAP, TOP = 15.0, 9.0, 42.0
 
 
 @dataclass(frozen=True)
-class Bars:
+class StackedBars:
     """One bar a name, of as many parts as there are `parts`; its whole is written at its end."""
 
     title: str
@@ -23,7 +23,7 @@ class Bars:
     """values[i][k]: part k of names[i]"""
 
 
-def draw_bars(bars: Bars) -> str:
+def draw_stacked_bars(bars: StackedBars) -> str:
     """The bars as an `<svg>`, from top to bottom, with the parts' names above."""
     axis = linear_axis([0.0, *map(sum, bars.values)])
     left = max(map(len, bars.names), default=0) * GLYPH + 10
@@ -37,40 +37,21 @@ def draw_bars(bars: Bars) -> str:
     for tick, label in zip(axis.ticks, axis.labels, strict=True):
         line = f"M{place(tick):.1f} {TOP - 6:.1f}V{bottom:.1f}"
         body.append(f'<path class="grid" stroke="{INKS["grid"]}" d="{line}"/>')
-        body.append(_text(place(tick), bottom + 16, label, "middle", "soft"))
+        body.append(text_at(place(tick), bottom + 16, label, "middle", "soft"))
     for i, (name, values) in enumerate(zip(bars.names, bars.values, strict=True)):
         y = TOP + i * (BAR + GAP)
-        body.append(_text(left - 6, y + BAR - 3, name, "end"))
+        body.append(text_at(left - 6, y + BAR - 3, name, "end"))
         for k, value in enumerate(values):
             start = sum(values[:k])
             shape = f'x="{place(start):.1f}" y="{y:.1f}" width="{place(start + value) - place(start):.1f}"'
             told = f"<title>{escape(f'{name}, {bars.parts[k]}: {value:.3g}')}</title>"
             body.append(f'<rect class="dot c{k}" {shape} height="{BAR}" fill="{COLOURS[k][0]}">{told}</rect>')
-        body.append(_text(place(sum(values)) + 5, y + BAR - 3, _number(sum(values)), kind="soft"))
+        body.append(text_at(place(sum(values)) + 5, y + BAR - 3, short(sum(values)), kind="soft"))
     x = left
     for k, part in enumerate(bars.parts):
         body.append(f'<rect class="dot c{k}" x="{x:.1f}" y="6" width="11" height="11" fill="{COLOURS[k][0]}"/>')
-        body.append(_text(x + 16, 16, part))
+        body.append(text_at(x + 16, 16, part))
         x += 30 + len(part) * GLYPH
-    body.append(_text((left + right) / 2, bottom + 16 + ROW, bars.x_label, "middle", "soft"))
-    head = f'viewBox="0 0 {WIDTH:.0f} {bottom + 24 + ROW:.0f}" class="chart" role="img"'
+    body.append(text_at((left + right) / 2, bottom + 16 + ROW, bars.x_label, "middle", "soft"))
     described = "; ".join(f"{name}: {sum(values):.3g}" for name, values in zip(bars.names, bars.values, strict=True))
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {head} aria-label="{escape(bars.title)}" '
-            'font-family="system-ui, sans-serif" font-size="12.5">',
-            f"<title>{escape(bars.title)}</title>",
-            f"<desc>{escape(described)}</desc>",
-            *body,
-            "</svg>",
-        ]
-    )
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "ink") -> str:
-    where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text class="{kind}" {where} fill="{INKS[kind]}">{escape(text)}</text>'
+    return picture(bars.title, described, bottom + 24 + ROW, body)

@@ -1,0 +1,99 @@
+"""`elle methods`, `elle models`, `elle datasets` and `elle doctor`: what there is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from elle.cli_data import list_datasets
+from elle.printing import print_json, print_rows, print_table
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def methods(as_json: AsJson = False) -> None:
+    """List the training methods; any without ELLE's penalty also takes +elle or +elle-a.
+
+    Example: elle methods --json
+    """
+    from elle.methods import METHODS
+
+    rows = [
+        {
+            "name": row.name,
+            "paper": row.paper,
+            "forwards": row.cost.forwards,
+            "input_gradients": row.cost.input_gradients,
+            "weight_gradients": row.cost.weight_gradients,
+            "cost": row.cost.total,
+            "double_backpropagation": row.double_backpropagation,
+            "needs": row.needs,
+            "collapse": row.collapse,
+        }
+        for row in METHODS.values()
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    columns = ["name", "paper", "passes", "double backpropagation", "needs", "collapse, as the paper reports it"]
+    passes = ("forwards", "input_gradients", "weight_gradients")
+    table = [
+        [
+            str(row["name"]),
+            str(row["paper"]),
+            "+".join(str(row[kind]) for kind in passes) + f" = {row['cost']}",
+            "yes" if row["double_backpropagation"] else "",
+            str(row["needs"]).replace("double backpropagation", ""),
+            str(row["collapse"]),
+        ]
+        for row in rows
+    ]
+    print_table(columns, table)
+    print("passes for each image and step: forwards + input gradients + weight gradients")
+    print("pgd-K for any K; any row without ELLE's penalty takes +elle or +elle-a (3+3+3 more), for example gat+elle-a")
+
+
+def models(as_json: AsJson = False) -> None:
+    """List the networks with parameters and GFLOP a forward of one image (a multiply-add is two operations).
+
+    Others are model=timm:NAME, model=torchvision:NAME, and your own module:function, called with num_classes=K.
+
+    Example: elle models
+    """
+    from elle.models.registry import MODELS
+
+    rows = [
+        {
+            "name": row.name,
+            "parameters": row.parameters,
+            "gflop": row.gflop,
+            "image": "x".join(map(str, row.shape)),
+            "classes": row.classes,
+            "description": row.description,
+        }
+        for row in MODELS.values()
+    ]
+    print_rows(rows, as_json)
+
+
+def datasets(as_json: AsJson = False) -> None:
+    """List the datasets and the settings they bring.
+
+    Example: elle datasets
+    """
+    list_datasets(as_json)
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Say what elle finds on this machine, and what is missing.
+
+    Example: elle doctor
+    """
+    from elle.doctor import examine
+
+    rows = examine()
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(["", "found", "what to do"], [[row["what"], row["found"], row["advice"]] for row in rows])
