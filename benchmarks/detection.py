@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from itertools import accumulate
 from pathlib import Path
@@ -29,20 +30,20 @@ from typing import Any
 from detection_runs import CIFAR10, EMBEDDED, SET_ON, make_run, name_of, run_all
 
 from elle.engine.checkpoint import read_lines
-from elle.engine.monitor import ABOVE_CHANCE, Monitor, Reading, Verdict, collapsed_readings
+from elle.engine.monitor import Monitor, Reading, Verdict, collapsed_readings
 from elle.errors import InputError, WorkError
 
 KINDS = ("collapsing", "temporary", "never robust", "healthy")
 
 
-def collapse_start(rows: list[Reading], chance: float, least: int) -> int | None:
+def collapse_start(rows: list[Reading], floor: float, least: int) -> int | None:
     """The index of the row from which `multi` is below half of its best to the end, for `least` rows or more.
 
     A network that has lost half of its single-step accuracy as well has not collapsed but forgotten.
     """
     multi, single = [row["multi"] for row in rows], [row["single"] for row in rows]
     best = max(multi)
-    if best <= ABOVE_CHANCE * chance:
+    if best <= floor:
         return early_start(rows)
     first = max((k + 1 for k, level in enumerate(multi) if level >= 0.5 * best), default=0)
     lost = len(multi) - first >= least and single[-1] >= 0.5 * max(single)
@@ -73,12 +74,12 @@ def temporary(rows: list[Reading], chance: float, epoch: int) -> bool:
     return any(all(bad[k : k + epoch]) for k in range(len(bad) - epoch + 1))
 
 
-def kind_of(rows: list[Reading], chance: float, epoch: int, fall: int | None) -> str:
+def kind_of(rows: list[Reading], chance: float, floor: float, epoch: int, fall: int | None) -> str:
     if fall is not None:
         return "collapsing"
-    if max(row["multi"] for row in rows) <= ABOVE_CHANCE * chance:
+    if max(row["multi"] for row in rows) <= floor:
         return "never robust"
-    passing = temporary(rows, chance, epoch) or collapse_start(rows, chance, 1) is not None
+    passing = temporary(rows, chance, epoch) or collapse_start(rows, floor, 1) is not None
     return "temporary" if passing else "healthy"
 
 
@@ -95,13 +96,13 @@ def alarm(verdicts: list[Verdict], due: int | None) -> Verdict | None:
     return standing
 
 
-def unfounded(verdicts: list[Verdict], rows: list[Reading], chance: float, epoch: int) -> int:
+def unfounded(verdicts: list[Verdict], rows: list[Reading], floor: float, epoch: int) -> int:
     """Alarms in whose last `epoch` steps the truth was never below half of its best so far, nor labels read off."""
     bests = accumulate((row["multi"] for row in rows), max)
     low = [
         row["step"]
         for row, best in zip(rows, bests, strict=True)
-        if row["multi"] < 0.5 * best > 0.5 * ABOVE_CHANCE * chance or leaking(row)
+        if row["multi"] < 0.5 * best > 0.5 * floor or leaking(row)
     ]
     alarms = [verdict.step for verdict in verdicts if verdict.kind == "collapse"]
     return sum(not any(step - epoch <= one <= step for one in low) for step in alarms)
@@ -129,16 +130,18 @@ def judged(directory: Path) -> dict[str, Any]:
         for one in seen
     ]
     chance = 1 / len(result["classes"])
-    fall = collapse_start(rows, chance, rows_per_epoch + 1)  # an epoch after the first of them is in the run
+    images = truth[0]["images"] if truth else config["validation"]
+    floor = chance + 3 * math.sqrt(chance * (1 - chance) / images)  # no luck of a network that knows nothing
+    fall = collapse_start(rows, floor, rows_per_epoch + 1)  # an epoch after the first of them is in the run
     start = None if fall is None else rows[fall]["step"]
-    kind = kind_of(rows, chance, max(2, rows_per_epoch), fall)
+    kind = kind_of(rows, chance, floor, max(2, rows_per_epoch), fall)
     monitor = Monitor(per_epoch)
     for reading in probes:
         monitor.observe(reading)
     found = alarm(monitor.verdicts, None if start is None else start + steps_per_epoch)
     detected = found.step if found else None
     delay = None if start is None or detected is None else (detected - start) / steps_per_epoch
-    groundless = unfounded(monitor.verdicts, rows, chance, steps_per_epoch)
+    groundless = unfounded(monitor.verdicts, rows, floor, steps_per_epoch)
     passed = {
         "collapsing": delay is not None and delay <= 1,
         "temporary": groundless == 0,

@@ -2,8 +2,8 @@
 
     python benchmarks/recovery.py --root DATA [--runs runs/recovery] [--eps 8/255,16/255] [--no-runs]
 
-For each radius plain FGSM and FGSM with on_collapse=rollback; then, for the cost of the monitor, six epochs with it and
-six without, twice by turns: the medians of an epoch are compared, the first with its captures left out. Runs that are
+For each radius plain FGSM and FGSM with on_collapse=rollback; then, for the cost of the monitor, five epochs with it and
+five without, twice by turns: the medians of an epoch are compared, the first with its captures left out. Runs that are
 finished are not made again; the numbers go to benchmarks/results/, named by GPU and torch version.
 """
 
@@ -21,7 +21,7 @@ from results import result_file
 
 from elle.engine.checkpoint import read_lines, write_json
 
-SHORT = ["epochs=6", "eval_every=0", "final=clean"]
+SHORT = ["epochs=5", "eval_every=0", "final=clean"]
 BY_TURNS = {"monitor-0": [], "no-monitor-0": ["probe_every=0"], "monitor-1": [], "no-monitor-1": ["probe_every=0"]}
 
 

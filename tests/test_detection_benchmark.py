@@ -33,20 +33,20 @@ def detection(monkeypatch):
 @pytest.mark.parametrize(("multi", "single", "clean", "start", "temporary"), TRUTH.values(), ids=TRUTH)
 def test_the_truth_of(detection, multi, single, clean, start, temporary):
     rows = [{"multi": a, "single": b, "clean": c, "error": 1e-2} for a, b, c in zip(multi, single, clean, strict=False)]
-    assert detection.collapse_start(rows, 0.1, 2) == start
+    assert detection.collapse_start(rows, 0.18, 2) == start
     assert detection.temporary(rows, 0.1, 2) is temporary
 
 
 def test_a_weak_attack_learnt_by_a_straight_network_is_no_collapse(detection):
     rows = [{"multi": 0.0, "single": 0.9, "clean": 0.9, "error": error} for error in (1e-4, 1e-2, 1e-4)]
-    assert detection.collapse_start(rows, 0.1, 2) is None
-    assert detection.collapse_start(rows[:2], 0.1, 2) == 1
+    assert detection.collapse_start(rows, 0.18, 2) is None
+    assert detection.collapse_start(rows[:2], 0.18, 2) == 1
 
 
 def test_a_fall_whose_report_is_not_yet_due_is_neither_healthy_nor_a_collapse_that_must_be_reported(detection):
     rows = [{"multi": level, "single": 0.5, "clean": 0.8, "error": 1e-4} for level in (0.3, 0.4, 0.1)]
-    assert detection.kind_of(rows, 0.1, 2, None) == "temporary"
-    assert detection.kind_of(rows[:2], 0.1, 2, None) == "healthy"
+    assert detection.kind_of(rows, 0.1, 0.18, 2, None) == "temporary"
+    assert detection.kind_of(rows[:2], 0.1, 0.18, 2, None) == "healthy"
 
 
 ALARMS = {
@@ -62,7 +62,7 @@ def test_whether_an_alarm_is_unfounded(detection, multi, step, expected):
     seen = {"single": 0.5, "clean": 0.8, "error": 1e-2}
     rows = [seen | {"step": 10 * k, "multi": level} for k, level in enumerate(multi, 1)]
     verdict = detection.Verdict("collapse", step, step, "", "high")
-    assert detection.unfounded([verdict], rows, 0.1, 20) == expected
+    assert detection.unfounded([verdict], rows, 0.18, 20) == expected
 
 
 VERDICTS = {
@@ -83,8 +83,8 @@ def test_the_alarm_that_counts_is(detection, verdicts, due, expected):
 
 def test_a_run_at_chance_all_along_is_neither_healthy_nor_collapsing(detection):
     rows = [{"step": k, "multi": 0.1, "single": 0.5, "clean": 0.8, "error": 1e-2} for k in range(5)]
-    assert detection.kind_of(rows, 0.1, 2, None) == "never robust"
-    assert detection.kind_of([*rows, rows[0] | {"multi": 0.2}], 0.1, 2, None) == "healthy"
+    assert detection.kind_of(rows, 0.1, 0.18, 2, None) == "never robust"
+    assert detection.kind_of([*rows, rows[0] | {"multi": 0.2}], 0.1, 0.18, 2, None) == "healthy"
 
 
 @pytest.mark.parametrize(("fall", "kind", "detected"), [(3, "collapsing", 35), (None, "healthy", None)])
@@ -93,7 +93,7 @@ def test_a_finished_run_is_judged_from_its_files(detection, tmp_path, fall, kind
     probes = [json.loads(line) for line in (path / "probes.jsonl").read_text().splitlines()]
     write_lines(path / "probes.jsonl", [one | {"loss": 1.0, "accuracy": one["single"], "rate": 0.1} for one in probes])
     config = {"data": "digits", "model": "small-cnn", "method": "fgsm", "eps": 0.2, "seed": 0, "epochs": 6}
-    result = {"config": config | {"track": "clean,pgd-10"}, "classes": list("0123456789")}
+    result = {"config": config | {"track": "clean,pgd-10", "validation": 128}, "classes": list("0123456789")}
     (path / "result.json").write_text(json.dumps(result))
     row = detection.judged(path)
     assert (row["kind"], row["detected_step"], row["passed"]) == (kind, detected, True)

@@ -334,3 +334,10 @@ def test_accuracy_that_comes_back_alone_is_no_recovery():
     straight = [reading(0, 0.44, error=2e-5)] * 3
     assert [kind for kind, _, _ in judged(healthy + collapsed + bent)] == ["collapse"]
     assert [kind for kind, _, _ in judged(healthy + collapsed + bent + straight)] == ["collapse", "recovery"]
+
+
+def test_a_network_that_bent_slowly_and_never_was_robust_has_no_usual_error_to_come_back_to():
+    bending = [reading(0, 0.05, single=0.3 + 0.02 * k, clean=0.6, error=4e-3 * 1.25**k) for k in range(12)]
+    collapsed = [reading(0, 0.02, single=0.8, clean=0.7, error=6e-2)] * 3
+    found_less = [reading(0, 0.28, single=0.9, clean=0.9, error=1e-1)] * 6
+    assert [kind for kind, _, _ in judged(bending + collapsed + found_less)] == ["collapse"]

@@ -1,14 +1,16 @@
 """Device, precision and signals: what is refused, and that everything is put back."""
 
+import gc
 import os
 import signal
 import threading
+import weakref
 
 import pytest
 import torch
 
 from elle.engine.loop import train
-from elle.engine.runtime import autocast, pick_device, pick_precision, stop_signals
+from elle.engine.runtime import GraphedStep, autocast, pick_device, pick_precision, stop_signals
 from elle.errors import InputError
 
 CPU = torch.device("cpu")
@@ -114,3 +116,16 @@ def test_outside_the_main_thread_nothing_is_handled_and_nothing_fails():
     thread.start()
     thread.join()
     assert seen == [None]
+
+
+def test_a_captured_step_that_nobody_holds_is_freed_at_once(monkeypatch):
+    """Its graph holds all the memory of a step, which the next phase's needs; a circle would wait for the collector."""
+    monkeypatch.setattr("elle.engine.runtime.Captured", lambda work, device, eager: work)
+    step = GraphedStep(lambda index: None, 4, torch.device("cpu"))
+    held = weakref.ref(step)
+    gc.disable()
+    try:
+        del step
+        assert held() is None
+    finally:
+        gc.enable()

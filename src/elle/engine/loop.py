@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ def train(
     """
     config = config.resolved()
     check_launched(config.devices)
+    gc.collect()  # a run before this one in the same process may still hold the GPU's memory
     with joined(pick_device(own_device(config.device))) as ranks:
         # Built before the directory is touched: what the input gets wrong leaves no empty folder behind.
         run = Run(config, run_directory(config), (watcher if ranks.first else None) or Watcher(), ranks)

@@ -152,11 +152,14 @@ class Monitor:
     def _not_back(self) -> list[bool]:
         """At which readings accuracy or error are not what they were before the collapse that stands.
 
-        The longer a collapsed network trains the less a few steps of attack find against it; its error stays.
+        The longer a collapsed network trains the less a few steps of attack find against it; its error stays. One that
+        never was robust bent slowly: what was usual then tells nothing.
         """
-        least = max(_BACK * self._best, ABOVE_CHANCE * _floor(self.readings[-1]["chance"]))
-        since = self.verdicts[-1].since
-        before = [one["error"] for one in self.readings if one["step"] < since and one["error"]]
+        floor, since = _floor(self.readings[-1]["chance"]), self.verdicts[-1].since
+        least = max(_BACK * self._best, ABOVE_CHANCE * floor)
+        earlier = [one for one in self.readings if one["step"] < since]
+        was_robust = max((one["multi"] for one in earlier), default=0.0) >= _SETTLED * floor
+        before = [one["error"] for one in earlier if was_robust and one["error"]]
         most = max(_JUMP * median(before[-10:]) if before else 0.0, _CURVED)
         return [one["multi"] < least or one["error"] >= most for one in self.readings]
 

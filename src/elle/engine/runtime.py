@@ -65,8 +65,9 @@ class GraphedStep:
     WARM_UP = 3
 
     def __init__(self, step: Callable[[Tensor], None], batch: int, device: torch.device) -> None:
-        self.index = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.captured = Captured(lambda: step(self.index), device, self.WARM_UP)
+        self.index = index = torch.zeros(batch, dtype=torch.int64, device=device)
+        # Not by way of self: in a circle the graph, and all its memory, would outlive the step.
+        self.captured = Captured(lambda: step(index), device, self.WARM_UP)
 
     def __call__(self, index: Tensor) -> None:
         self.index.copy_(index)
