@@ -2,9 +2,9 @@
 
     python benchmarks/recovery.py --root DATA [--runs runs/recovery] [--eps 8/255,16/255] [--no-runs]
 
-For each radius plain FGSM and FGSM with on_collapse=rollback; then, for the cost of the monitor, five epochs with it and
-five without, twice by turns: the medians of an epoch are compared, the first with its captures left out. Runs that are
-finished are not made again; the numbers go to benchmarks/results/, named by GPU and torch version.
+For each radius plain FGSM and FGSM with on_collapse=rollback; then, for the cost of the monitor, five epochs with it
+and five without, twice by turns: the medians of an epoch are compared, the first with its captures left out. Runs that
+are finished are not made again; the numbers go to benchmarks/results/, named by GPU and torch version.
 """
 
 from __future__ import annotations
