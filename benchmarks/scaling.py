@@ -71,7 +71,6 @@ def cases() -> list[Case]:
         Case(f"CIFAR-10, {name}", epochs[name] / 382, 128, 48_976, 3 * 32 * 32, 11_172_170, draws, messages)
         for name, draws, messages in (("fgsm", 0, 1), ("elle-a", 2, 2))
     ]
-    # Several ranks have no fused layers.
     rows = json.loads((RESULTS / "bench-resnet50-fused-off-nvidia-h200-torch2.11.0.json").read_text())["rows"]
     steps = {row["method"]: row["ms"] / 1000 for row in rows}
     imagenet = [

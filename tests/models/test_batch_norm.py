@@ -11,6 +11,7 @@ from torch import nn
 
 from elle.config import load_config
 from elle.core.second_order import twice_differentiable
+from elle.engine.draws import Draws
 from elle.engine.recomputing import recomputed
 from elle.models import batch_norm
 from elle.models.batch_norm import BatchNorm, fusing, norm_act, sum_norm_act, use_fused
@@ -202,6 +203,22 @@ def test_double_backpropagation_keeps_its_own_batchnorm(fused):
     model = marked(small_network())
     with twice_differentiable():
         model(image())
+    assert fused == []
+
+
+@pytest.mark.parametrize(("rank", "ranks", "parts"), [(1, 2, 1), (0, 1, 2)])
+def test_parts_of_a_batch_are_fused_too(rank, ranks, parts, fused):
+    norm = marked(BatchNorm(4))
+    with Draws(rank, ranks, parts).part(0, 2):
+        norm_act(norm, nn.ReLU(), image())
+    assert fused
+
+
+def test_a_tensor_of_a_kind_of_its_own_is_left_to_torch(fused):
+    class Own(torch.Tensor):
+        pass
+
+    norm_act(marked(BatchNorm(4)), nn.ReLU(), image().as_subclass(Own))
     assert fused == []
 
 

@@ -47,6 +47,9 @@ class Draws:
 
 
 class _Cut(TorchFunctionMode):
+    leaves_layers_alone = True
+    """BatchNorm may be fused."""
+
     def __init__(self, rank: int, ranks: int, parts: int, number: int, images: int, kept: list[Tensor]) -> None:
         super().__init__()
         self.rank, self.ranks, self.parts, self.number = rank, ranks, parts, number

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.module import _has_any_global_hook
-from torch.overrides import has_torch_function
+from torch.overrides import _get_current_function_mode_stack
 
 from elle.core.second_order.convolution import asked_for
 
@@ -112,9 +112,15 @@ def _fusible(norm: nn.Module, x: Tensor) -> bool:
         and norm.weight.dtype is torch.float32
         and (not norm.training or (norm.momentum is not None and norm.num_features < x.numel()))
         and 0 < x.numel() < 2**31
-        # Whoever replaces torch's functions, as `twice_differentiable` does, is to see them.
-        and not has_torch_function((x,))
+        and type(x) is Tensor
+        and not _layers_replaced()
     )
+
+
+def _layers_replaced() -> bool:
+    """Whether someone replaces torch's functions, as `twice_differentiable` does, and is to see them."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(not getattr(mode, "leaves_layers_alone", False) for mode in modes)
 
 
 def _on_gpu(x: Tensor) -> bool:
