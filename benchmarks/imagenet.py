@@ -4,9 +4,9 @@
     python benchmarks/imagenet.py --images 96 --test 2 --classes 2 --shrink 4 --model resnet18   # 5 minutes of a core
 
 A run of the recipe (--method, --eps) with everything it says but the number of images and epochs: 2, 2 and 1 of them,
-and a ramp of one epoch, which 2,500 steps are on ImageNet. --shrink divides the sizes 128/224/288 and the batches
-512/224/128, and the rate with them. The run is cut in its second phase and resumed, and ends with PGD-50-10. Prints
-JSON.
+a ramp of one epoch, which 2,500 steps are on ImageNet, and an eighth of the rate, since it rises within tens of steps
+instead of thousands. --shrink divides the sizes 128/224/288 and the batches 512/224/128, and the rate with them. The
+run is cut in its second phase and resumed, and ends with PGD-50-10. Prints a line an epoch, and JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from results import result_file
 
 from elle.config import Config, given, parse_config
 from elle.data.phases import Phase, Timetable
-from elle.engine.loop import train
+from elle.engine.loop import Watcher, train
 from elle.experiments.recipe import load_recipe
 
 EPOCHS = (2, 2, 1)
@@ -55,7 +55,7 @@ def scaled(args: argparse.Namespace, root: Path, out: Path) -> Config:
         for epochs, phase in zip(EPOCHS, whole.phases, strict=True)
     ]
     values = run.model_dump() | {"phases": phases, "root": str(root), "out": str(out), "workers": args.workers}
-    values["lr"] = given(run.lr) / args.shrink  # in proportion to the batch
+    values["lr"] = given(run.lr) / args.shrink / 8
     if "ramp" in run.options.get("weight", {}):
         ramp = {"ramp": max(1, args.images // phases[0].batch)}
         values["options"] = run.options | {"weight": run.options["weight"] | ramp}
@@ -69,8 +69,9 @@ def rehearse(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     trained = args.images // args.classes * args.classes - (config.validation or 0)
     timetable = Timetable(phases, trained)
     cut = timetable.steps(0) * EPOCHS[0] + max(1, timetable.steps(EPOCHS[0]) // 2)
-    train(config.model_copy(update={"max_steps": cut, "final": "clean"}))
-    result = train(config, resume=True)
+    watcher = Watcher(recorded=lambda record: print(json.dumps(record), flush=True))
+    train(config.model_copy(update={"max_steps": cut, "final": "clean"}), watcher=watcher)
+    result = train(config, resume=True, watcher=watcher)
     records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     rows, first = [], 0
     for phase in phases:

@@ -48,7 +48,7 @@ def test_a_rehearsal_keeps_what_the_recipe_says_of_the_training(tmp_path, monkey
     assert small.resolved().differences(run.resolved()) == [
         *("options", "epochs", "phases", "batch", "lr", "image_size", "validation")
     ]
-    assert small.lr == 0.1
+    assert small.lr == 0.4 / 4 / 8
 
 
 @pytest.mark.parametrize("method", ["n-fgsm+elle-a", "fgsm"])
@@ -59,7 +59,9 @@ def test_a_small_run_of_the_recipe_completes_in_three_phases(method, tmp_path, m
     import_module("imagenet").main(f"--images 32 --test 4 --classes 2 --shrink 16 {network}".split())
     (file,) = tmp_path.iterdir()
     result = json.loads(file.read_text())
-    assert json.loads(capsys.readouterr().out) == result
+    *epochs, last = capsys.readouterr().out.splitlines()
+    assert json.loads(last) == result
+    assert [json.loads(line)["epoch"] for line in epochs] == [1, 2, 3, 3, 4, 5]  # cut within the third
     assert [(row["epochs"], row["image_size"], row["batch"]) for row in result["phases"]] == [
         (2, 8, 32),
         (2, 14, 14),
