@@ -165,6 +165,11 @@ def _merge_statistics(
 ):  # fmt: skip
     """mean and rstd of partial[2, parts, channels], means and sums of squared distances from them; the buffers move."""
     column, inside = _channels(channels, columns)
+    # What will be needed in the end is under way from the beginning.
+    old_mean = tl.load(running_mean + column, mask=inside, other=0.0)
+    old_var = tl.load(running_var + column, mask=inside, other=0.0)
+    if batches is not None:
+        counted = tl.load(batches)
     # Past the first cache, which another program's writes do not reach.
     pivot = tl.load(partial + column, mask=inside, other=0.0, cache_modifier=".cg")
     total = tl.zeros([columns], tl.float32)
@@ -182,14 +187,12 @@ def _merge_statistics(
     centre, square = _settled(pivot, total, square, count)
     tl.store(mean + column, centre, mask=inside)
     tl.store(rstd + column, _rstd(square / count, eps), mask=inside)
-    old = tl.load(running_mean + column, mask=inside, other=0.0)
-    tl.store(running_mean + column, momentum * centre + (1.0 - momentum) * old, mask=inside)
-    old = tl.load(running_var + column, mask=inside, other=0.0)
-    tl.store(running_var + column, momentum * (square / (count - 1)) + (1.0 - momentum) * old, mask=inside)
+    tl.store(running_mean + column, momentum * centre + (1.0 - momentum) * old_mean, mask=inside)
+    tl.store(running_var + column, momentum * (square / (count - 1)) + (1.0 - momentum) * old_var, mask=inside)
     if batches is not None:
         block, _ = _blocks(channels, columns)
         if block == 0:
-            tl.store(batches, tl.load(batches) + 1)
+            tl.store(batches, counted + 1)
 
 
 @triton.jit(do_not_specialize=["count", "parts", "rows_a_part"])
