@@ -1,6 +1,7 @@
 """Captured work, with torch's CUDA replaced by stand-ins: what runs when. tests/gpu has the real thing."""
 
 import contextlib
+import gc
 
 import pytest
 import torch
@@ -49,6 +50,21 @@ def test_work_runs_eagerly_is_captured_once_and_replayed_from_then_on(stand_ins)
     assert [captured() for _ in range(5)] == [1, 2, 3, 3, 3]
     assert modes == [0, "error", 0]  # the last eager run alone may not wait
     assert Graph.replays == 3
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_collector_keeps_still_while_work_is_captured(on, monkeypatch):
+    """A graph that it freed would end the capture."""
+    state = {"on": on}
+    monkeypatch.setattr(gc, "isenabled", lambda: state["on"])
+    monkeypatch.setattr(gc, "disable", lambda: state.update(on=False))
+    monkeypatch.setattr(gc, "enable", lambda: state.update(on=True))
+    seen = []
+    captured = Captured(lambda: seen.append(state["on"]), torch.device("cpu"), eager=1)
+    captured()
+    captured()
+    assert seen == [on, False]
+    assert state["on"] == on
 
 
 def test_work_that_waits_is_refused_before_the_capture_and_the_mode_put_back(stand_ins):

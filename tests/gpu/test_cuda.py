@@ -1,5 +1,7 @@
 """What only a GPU can show: the captured step, its freedom from synchronisation, and reduced precision."""
 
+import gc
+
 import pytest
 import torch
 
@@ -147,3 +149,34 @@ def test_reduced_precision_does_not_change_the_error(precision):
             return float(Linearity()(step.model, x, y, 16 / 255).mean())
 
     assert error(precision) == pytest.approx(error("fp32"), rel=0.05)
+
+
+def captured_gigabyte() -> GraphedStep:
+    """A captured step that needs a GiB."""
+    run = GraphedStep(lambda index: torch.empty(2**28, device=DEVICE).fill_(1).sum(), 1, DEVICE)
+    for _ in range(GraphedStep.WARM_UP + 2):
+        run(torch.zeros(1, dtype=torch.int64, device=DEVICE))
+    return run
+
+
+def test_a_captured_step_gives_its_memory_back():
+    """The next phase of a run needs it, for another size of images."""
+    run = captured_gigabyte()
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved()
+    del run
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= held - 2**30
+
+
+def test_a_dead_graph_that_is_collected_does_not_end_a_capture():
+    dead = captured_gigabyte()
+    dead.circle = dead
+    del dead
+    before = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        run = captured_gigabyte()
+    finally:
+        gc.set_threshold(*before)
+    assert run.captured.graph is not None
