@@ -1,6 +1,7 @@
 """What only a GPU can show: the captured step, its freedom from synchronisation, and reduced precision."""
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -169,14 +170,26 @@ def test_a_captured_step_gives_its_memory_back():
     assert torch.cuda.memory_reserved() <= held - 2**30
 
 
-def test_a_dead_graph_that_is_collected_does_not_end_a_capture():
-    dead = captured_gigabyte()
+def test_a_dead_graph_does_not_end_the_capture_of_another():
+    def step(index: torch.Tensor) -> None:
+        index.add_(1)
+        objects.extend([] for _ in range(10_000))  # at which the collector would free the dead graph
+
+    objects: list[list[int]] = []
+    index = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    dead, run = captured_gigabyte(), GraphedStep(step, 1, DEVICE)
+    for _ in range(GraphedStep.WARM_UP):
+        run(index)
     dead.circle = dead
-    del dead
+    held = weakref.ref(dead)
     before = gc.get_threshold()
-    gc.set_threshold(1, 1, 1)
+    gc.collect()
+    gc.set_threshold(100, 1, 1)
     try:
-        run = captured_gigabyte()
+        del dead
+        run(index)
     finally:
         gc.set_threshold(*before)
+    gc.collect()
+    assert held() is None
     assert run.captured.graph is not None
