@@ -15,12 +15,15 @@ from rich.text import Text
 
 from elle.config import format_radius
 from elle.experiments.rundir import RunDirectory, open_run
+from elle.experiments.training import is_running
 
 _COLUMNS = ("run", "method", "eps", "epoch", "loss", "training", "clean", "multi-step", "best", "E_lin", "weight",
             "course", "state")  # fmt: skip
 WIDE = 120
 """Characters of a terminal on which all columns have room; a narrower one shows what is worth most."""
 _NARROW = ("run", "epoch", "multi-step", "best", "state")
+_SILENCE = 60.0
+"""Seconds without a line, after which a run that nobody holds is not called training."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -91,8 +94,19 @@ def _state(run: RunDirectory) -> str:
         words = "stopped"
     elif run.result is not None:
         words = "finished"
+    elif _abandoned(run.path):
+        words = "not running here"
     words += "" if step is None else f", collapsed at step {step}"
     return words + (f", rolled back {rollbacks} x" if rollbacks else "")
+
+
+def _abandoned(path: Path) -> bool:
+    """Whether no process of this machine trains in it, and none has written for a while.
+
+    It was killed, or is on another machine, whose locks may not be seen here.
+    """
+    latest = max((file.stat().st_mtime for file in path.iterdir()), default=0.0)
+    return not is_running(path) and time.time() - latest > _SILENCE
 
 
 def _said(run: RunDirectory) -> list[str]:
@@ -105,6 +119,8 @@ def _said(run: RunDirectory) -> list[str]:
     reason = run.stopped()
     if reason:
         lines.append(reason)
+    elif run.result is None and _abandoned(run.path):
+        lines.append(f"no process trains in it here; `elle train --out {run.path} --resume` goes on where it was saved")
     return lines
 
 

@@ -1,7 +1,9 @@
 """Runs drawn, watched and compared, from directories made by hand; and the loss surface of a small network."""
 
 import json
+import os
 import re
+import time
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -18,6 +20,7 @@ from elle.experiments.figure import write_figures
 from elle.experiments.heatmap import Heatmap, draw_heatmap
 from elle.experiments.pictures import course, falls, surface_figures, weight_evolution, write_pictures
 from elle.experiments.rundir import open_run
+from elle.files import FolderLock
 from elle.models.registry import build_model
 from elle.watch import sparkline, view
 from tests.conftest import QUICK
@@ -228,6 +231,19 @@ def test_watching_ends_with_a_run_that_has_stopped_and_says_why(elle, tmp_path):
     assert outcome.code == 0
     assert outcome.out.count("stopped") == 1
     assert f"a: {reason}\n" in outcome.out  # in one line: there is no terminal to wrap it for
+
+
+def test_a_run_that_was_killed_is_not_called_training(elle, tmp_path):
+    run = run_directory(tmp_path / "a", finished=False)
+    assert "training" in elle("watch", run, "--once").out.splitlines()[1]
+    with FolderLock(run, ".lock"):
+        long_ago = time.time() - 3600
+        for file in run.iterdir():
+            os.utime(file, (long_ago, long_ago))
+        assert "training" in elle("watch", run, "--once").out.splitlines()[1]
+    told = elle("watch", run, "--once").out
+    assert "not running here" in told
+    assert f"`elle train --out {run} --resume`" in told
 
 
 def test_a_run_that_was_resumed_has_not_stopped(tmp_path):
