@@ -353,3 +353,20 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error():
 def test_every_public_name_resolves(name):
     assert getattr(elle, name) is not None
     assert name in dir(elle)
+
+
+def test_a_network_that_returns_more_than_logits_is_named():
+    class Two(torch.nn.Module):
+        def forward(self, x):
+            return x.flatten(1), x
+
+    x, y = torch.rand(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
+    calls = (
+        lambda: elle.attacks.fgsm(Two(), x, y, 8 / 255),
+        lambda: elle.ELLE(eps=8 / 255, weight=1)(Two(), x, y),
+        lambda: elle.evaluate(Two(), x, y, attack="pgd-2", eps=8 / 255),
+        lambda: elle.CollapseMonitor(x, y, eps=8 / 255).check(Two(), 1),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match="returned a tuple, not logits"):
+            call()

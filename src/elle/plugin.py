@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from elle.core.attacks import check_radius
+from elle.core.attacks import check_logits, check_radius
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Criterion, Linearity, Norm, cross_entropy
 
@@ -66,8 +66,12 @@ class ELLE(nn.Module):
             raise ValueError(f"x is {x.dtype}; it must be floats in [0, 1], for example x.float() / 255")
         if self.error.device != x.device:
             self.to(x.device)
+
+        def logits(points: Tensor) -> Tensor:
+            return check_logits(model(points))
+
         with _without_buffer_broadcast(model):
-            error = self.regulariser(model, x, y, self.eps, self.criterion).mean()
+            error = self.regulariser(logits, x, y, self.eps, self.criterion).mean()
         seen = _mean_over_ranks(error.detach())
         state = {name: getattr(self, name) for name in self.rule.start("meta")}
         with torch.no_grad():

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Norm = Literal["linf", "l2"]
 Model = Callable[[Tensor], Tensor]
+
+Norm = Literal["linf", "l2"]
 
 # Only the gradient's direction is used, so its scale is free: this one keeps half-precision gradients off zero.
 _SCALE = 512.0
@@ -163,6 +164,16 @@ def check_radius(eps: float | Tensor, norm: str = "linf", allow_zero: bool = Fal
         raise ValueError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
 
 
+def check_logits(answer: object) -> Tensor:
+    """What a network answered, if that is a tensor; some return a tuple, or an object that holds the logits."""
+    if not isinstance(answer, Tensor):
+        raise ValueError(
+            f"the network returned a {type(answer).__name__}, not logits [B, K]; wrap it in a module that returns "
+            f"these alone, such as the first of several values"
+        )
+    return answer
+
+
 def fgsm(
     model: Model,
     x: Tensor,
@@ -203,7 +214,7 @@ def _gradient(model: Model, x: Tensor, target: Tensor) -> Tensor:
     """Of the cross-entropy to labels [B], or of KL(target || prediction) for probabilities [B, K]: the same there."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        logits = model(x).float()
+        logits = check_logits(model(x)).float()
         if target.dim() == 1:
             loss = F.cross_entropy(logits, target, reduction="sum")
         else:

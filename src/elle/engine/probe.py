@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elle.core.attacks import Norm, SignStep
+from elle.core.attacks import Norm, SignStep, check_radius
 from elle.core.linearity import Linearity
 from elle.engine.monitor import Monitor, Reading, Verdict
 from elle.evaluation.autoattack import oracle
@@ -55,8 +55,7 @@ class CollapseMonitor(Monitor):
                 f"the probe images are {x.dtype} in {float(x.min()):.3g} to {float(x.max()):.3g}; give floats in "
                 f"[0, 1], and a network that normalises for itself"
             )
-        if not 0 < eps < math.inf or (norm == "linf" and eps > 1):
-            raise ValueError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
+        check_radius(eps, norm)
         if per_epoch < 1:
             raise ValueError(f"per_epoch is {per_epoch}; it is how often an epoch you call check, 1 or more")
         if graph and not x.is_cuda:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from elle.core.attacks import check_radius
 from elle.errors import InputError
 from elle.evaluation.autoattack import ORDER, adaptations
 from elle.evaluation.autoattack.oracle import Precision
@@ -115,8 +116,10 @@ def _run(
         raise InputError(f"{len(x)} images and {len(y)} labels cannot be evaluated; there must be one label an image")
     if y.ndim != 1:
         raise InputError(f"the labels have shape {tuple(y.shape)}; give the number of the class of each image, [N]")
-    if not 0 <= eps < math.inf or (settings.norm == "linf" and eps > 1):
-        raise InputError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
+    try:
+        check_radius(eps, settings.norm, allow_zero=True)
+    except ValueError as problem:
+        raise InputError(str(problem)) from None
     store = Memory()
     worker = Worker(model, x, y, attacks, settings, device, probe=probe)
     worker.run(store, range(part[0], count_chunks(len(y), settings.chunk), part[1]))

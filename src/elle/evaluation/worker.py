@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from elle.core.attacks import check_logits
 from elle.errors import InputError
 from elle.evaluation import pgd
 from elle.evaluation.autoattack import ORDER, search
@@ -87,7 +88,11 @@ class Worker:
 
     def _clean(self, x: Tensor, y: Tensor, seed: int) -> Outcome:
         with evaluation_mode(self.model, seed, self.device), torch.no_grad():
-            logits = torch.cat([self.model(part) for part in torch.split(x, self.settings.batch)]).float()
+            answers = [self.model(part) for part in torch.split(x, self.settings.batch)]
+            try:
+                logits = torch.cat([check_logits(answer) for answer in answers]).float()
+            except ValueError as problem:
+                raise InputError(str(problem)) from None
             facts = self._facts(x, y, logits) if self.probe else {}
         if logits.dim() != 2 or logits.shape[1] < 2:
             raise InputError(
