@@ -29,8 +29,6 @@ from elle.files import write_json, write_text
 FILE = Path(__file__).parents[1] / "results" / "short.json"
 KEYS = ("data", "model", "method", "seed", "schedule", "epochs")
 NUMBERS = ("clean", "pgd-20", "autoattack", "seconds")
-BEGIN, END = "<!-- results -->", "<!-- /results -->"
-
 Run = dict[str, Any]
 
 
@@ -89,11 +87,12 @@ def _over_seeds(runs: Sequence[Run], name: str) -> str:
     return f"{statistics.fmean(values):.2f}{std}{'†' * any(run['collapsed'] for run in runs)}"
 
 
-def placed(page: str, text: str, name: str) -> str:
+def placed(page: str, text: str, name: str, mark: str = "results") -> str:
     """The page with the table between its two marks."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
-        raise InputError(f"{name} needs the lines {BEGIN} and {END} where the table goes, once each")
-    return f"{page.partition(BEGIN)[0]}{BEGIN}\n{text}\n{END}{page.partition(END)[2]}"
+    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        raise InputError(f"{name} needs the lines {begin} and {end} where the table goes, once each")
+    return f"{page.partition(begin)[0]}{begin}\n{text}\n{end}{page.partition(end)[2]}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
