@@ -184,7 +184,7 @@ def line(row: dict[str, Any]) -> str:
     seconds = f"{written(row['seconds'], 1, 1)} s (loading {row['loading']['mean']:.1f}, "
     seconds += f"warm-up {row['warm_up']['mean']:.1f})"
     accuracies = ", ".join(f"{name} {written(score, 100, 2)} %" for name, score in row["accuracy"].items())
-    return f"{row['setting'] or 'the recipe'}: {row['seeds']} seeds, {seconds}, {accuracies}"
+    return f"{row['setting'] or 'the recipe'}: {row['seeds']} seed{'s' * (row['seeds'] != 1)}, {seconds}, {accuracies}"
 
 
 def in_turn(found: dict[str, Config], seeds: int) -> Iterator[tuple[str, Config]]:

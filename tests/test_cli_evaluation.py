@@ -114,7 +114,7 @@ def test_too_few_classes_for_the_reference_are_refused_before_any_attack_is_run(
 
 
 def test_what_few_classes_change_is_said_for_the_norm_that_was_used(elle, tiny):
-    outcome = elle(*tiny(6), "--attack", "autoattack", "--norm", "l1", "--eps", "1", "--json")
+    outcome = elle(*tiny(6), "--attack", "autoattack", "--norm", "l1", "--eps", "40", "--json")
     said = json.loads(outcome.out)["attacks"]["autoattack"]["adaptations"]
     assert said == ["fab-t: 5 targets instead of 9, one for each other class"]  # in l1 apgd-t has five anyway
 

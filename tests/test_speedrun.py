@@ -59,7 +59,7 @@ def test_a_run_is_timed_in_its_parts_saved_and_not_made_again(speedrun, words, t
     assert result["settings"][0]["accuracy"]["clean"] == {"mean": run["accuracy"]["clean"], "std": None}
     (curve,) = (tmp_path / "results").glob("speedrun-*.svg")
     assert "pgd-2 accuracy over seconds" in curve.read_text()
-    assert "the recipe: 1 seeds" in capsys.readouterr().out
+    assert "the recipe: 1 seed," in capsys.readouterr().out
     shutil.rmtree(tmp_path / "runs")  # another machine, with the saved file alone
     speedrun.main([*words, "--seeds", "1", "--save"])
     assert not ends(tmp_path)
