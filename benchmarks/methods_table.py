@@ -4,7 +4,7 @@
     python benchmarks/methods_table.py --check    # exit code 1 where the page is not up to date
 
 Accuracies are those of benchmarks/results/cifar10-short-*.json (seed 0), times and memory those of `elle bench` for the
-same network and batch, with an asterisk where they were measured with fused=off; the paper's are in the recipes.
+same network and batch; the paper's are in the recipes.
 """
 
 from __future__ import annotations
@@ -51,20 +51,19 @@ def printed(method: str, eps: str, metric: str) -> str:
 
 def table() -> str:
     runs = [run for run in read("cifar10-short") if run["seed"] == 0]
-    steps = {row["method"]: (row, "*") for row in read("bench-preact-resnet18-fused-off")}
-    steps |= {row["method"]: (row, "") for row in read("bench-preact-resnet18")}
+    steps = {row["method"]: row for row in read("bench-preact-resnet18")}
     lines = []
     for radius in sorted({run["eps"] for run in runs}):
         eps = format_radius(radius)
         lines += [f"eps {eps}:", "", f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
         for run in (run for run in runs if run["eps"] == radius):
             method = run["method"]
-            step, mark = steps.get(method, (None, ""))
+            step = steps.get(method)
             cells = [
                 f"`{method}`",
                 *(f"{100 * run['test'][name]['accuracy']:.1f}" for name in ("clean", "pgd-20")),
                 f"epoch {run['collapse_epoch']}" if run["collapse_epoch"] else "no",
-                *([f"{step['ms'] * STEPS / 1000:.2f}{mark}", f"{step['peak_mib']:.0f}{mark}"] if step else ["", ""]),
+                *([f"{step['ms'] * STEPS / 1000:.2f}", f"{step['peak_mib']:.0f}"] if step else ["", ""]),
                 *(printed(method, eps, metric) for metric in ("clean", "autoattack")),
             ]
             lines.append(f"| {' | '.join(cells)} |")

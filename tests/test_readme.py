@@ -130,9 +130,8 @@ def test_the_results_table_is_what_was_measured():
         assert test["pgd-20"]["total"] == 10_000
 
 
-@pytest.mark.parametrize("name", ["preact-resnet18", "preact-resnet18-fused-off"])
-def test_the_tables_of_steps_are_what_was_measured(name):
-    measured = json.loads((ROOT / f"benchmarks/results/bench-{name}-nvidia-h200-torch2.11.0.json").read_text())
+def test_the_table_of_steps_is_what_was_measured():
+    measured = json.loads((ROOT / "benchmarks/results/bench-preact-resnet18-nvidia-h200-torch2.11.0.json").read_text())
     page = (ROOT / "docs" / "speed.md").read_text()
     for row in measured["rows"]:
         epoch = row["ms"] * 382 / 1000  # steps of 128 in the 49,000 images that are trained on
