@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -19,6 +20,7 @@ from elle.data.streaming import Streaming
 from elle.engine.averaging import Average
 from elle.engine.batchnorm import running_statistics
 from elle.engine.draws import Draws
+from elle.engine.half_weights import half_weights
 from elle.engine.ranks import ALONE, Ranks
 from elle.engine.recomputing import blocks_to_recompute, recomputed
 from elle.engine.runtime import Precision, autocast
@@ -132,8 +134,7 @@ class Step:
 
     def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
-        # One autocast around all passes: the half-precision copies of the weights are made once a step.
-        with draws.part(0, len(y)), autocast(self.device, self.precision), self._second_order():
+        with draws.part(0, len(y)), self._passes():
             loss, logits, x_adv = self._loss(x, y, self.kept.get("delta"))
             terms = [loss]
             if self.blocks or penalty != "trained":
@@ -160,7 +161,7 @@ class Step:
         recorded: list[tuple[Tensor, Tensor]] = []
         errors: list[Tensor] = []
         for number, (x_part, y_part, delta) in enumerate(zip(x.chunk(count), y.chunk(count), deltas, strict=True)):
-            with draws.part(number, len(y_part)), autocast(self.device, self.precision), self._second_order():
+            with draws.part(number, len(y_part)), self._passes():
                 loss, logits, x_adv = self._loss(x_part, y_part, delta)
                 self._backward(loss / count, keep=read_again)
                 error = self._error(x_part, y_part, x_adv, logits, penalty)
@@ -198,8 +199,19 @@ class Step:
         with torch.set_grad_enabled(penalty == "trained"), recomputed(self.model, self.blocks):
             return method.regulariser(self.model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
 
-    def _second_order(self) -> contextlib.AbstractContextManager[None]:
-        return twice_differentiable() if self.method.double_backpropagation else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def _passes(self) -> Iterator[None]:
+        """Around all passes through the network: their precision, and what a gradient of a gradient needs."""
+        twice = self.method.double_backpropagation
+        # Not of blocks that are computed anew, which is done outside of this; nor in steps that differentiate twice,
+        # where each pass makes its own, so that their gradients are added up in float32.
+        lowered = self.precision == "fp16" and not self.blocks and not twice
+        with (
+            autocast(self.device, self.precision),
+            half_weights(self.model) if lowered else contextlib.nullcontext(),
+            twice_differentiable() if twice else contextlib.nullcontext(),
+        ):
+            yield
 
     def _backward(self, total: Tensor, keep: bool = False) -> None:
         with torch.autocast(self.device.type, enabled=False):

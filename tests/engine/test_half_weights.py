@@ -1,0 +1,80 @@
+"""Half-precision copies of all weights at once: what autocast does layer by layer."""
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from elle.engine import step as step_module
+from elle.engine.half_weights import half_weights
+from tests.engine.steps import make_step, parameters, small_cnn, take
+
+
+class Conversions(TorchDispatchMode):
+    """How often a tensor of one of these shapes is converted by itself."""
+
+    def __init__(self, shapes):
+        super().__init__()
+        self.shapes, self.found = shapes, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.found += function is torch.ops.aten._to_copy.default and args[0].shape in self.shapes
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("method", "others"),
+    [
+        *((name, {}) for name in ("fgsm", "elle-a", "gradalign", "trades-single", "fast-bat", "free", "slat")),
+        ("elle-a", {"accumulate": 2}),
+    ],
+)
+def test_a_step_is_the_one_that_autocast_makes(monkeypatch, method, others):
+    trained = []
+    for copies in (half_weights, lambda model: contextlib.nullcontext()):
+        monkeypatch.setattr(step_module, "half_weights", copies)
+        step = make_step(method, network=small_cnn, precision="fp16", **others)
+        start = parameters(step)
+        take(step, 0, 1, 2)
+        trained.append([*parameters(step), step.records.nan_to_num()])
+    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
+    assert not torch.equal(trained[0][0], start[0])
+
+
+def test_no_weight_is_converted_by_itself():
+    step = make_step("elle-a", network=small_cnn, precision="fp16")
+    with Conversions([one.shape for one in step.model.parameters() if one.dim() > 1]) as conversions:
+        take(step, 0)
+    assert conversions.found == 0
+
+
+def test_parameters_are_hidden_not_replaced_and_come_back():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2, bias=False))
+    names, own = [name for name, _ in model.named_parameters()], list(model.parameters())
+    with contextlib.suppress(ZeroDivisionError), half_weights(model):
+        assert model[0].weight.dtype is model[0].bias.dtype is model[3].weight.dtype is torch.float16
+        assert model[1].weight.dtype is torch.float32
+        assert [name for name, _ in model.named_parameters()] == names
+        assert all(value.dtype is torch.float32 for value in model.state_dict().values() if value.is_floating_point())
+        raise ZeroDivisionError  # as an error within a step
+    assert all(a is b for a, b in zip(model.parameters(), own, strict=True))
+    assert model[0].weight is own[0]
+
+
+def test_what_is_derived_from_a_layer_keeps_its_weights():
+    class Standardised(nn.Conv2d):
+        """Its weights' mean and deviation would suffer in half precision."""
+
+    layer = Standardised(3, 4, 3)
+    with half_weights(nn.Sequential(layer)):
+        assert layer.weight.dtype is torch.float32
+
+
+def test_a_layer_without_a_part_in_the_loss_has_no_gradient():
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    with half_weights(model):
+        model[0](torch.ones(1, 2, dtype=torch.float16)).sum().backward()
+    assert model[0].weight.grad.dtype is torch.float32
+    assert model[1].weight.grad is None
