@@ -114,6 +114,8 @@ def stopped_at_once(saved: Callable[[], str]) -> Iterator[None]:
     """SIGINT and SIGTERM end work that keeps its parts as it goes; `saved` tells what is kept, and how to go on."""
 
     def stop(number: int, frame: FrameType | None) -> None:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)  # it may come twice, from the terminal and from the launcher
         raise _Stopped(signal.Signals(number).name)
 
     if threading.current_thread() is not threading.main_thread():
