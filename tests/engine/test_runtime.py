@@ -119,15 +119,16 @@ def test_outside_the_main_thread_nothing_is_handled_and_nothing_fails():
 
 
 def test_work_that_is_ended_by_a_signal_is_not_ended_again_by_the_next():
+    def work():
+        with stopped_at_once(lambda: "; two are saved"):
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with (
-        pytest.raises(Interrupted, match=r"^stopped by SIGINT; two are saved$"),
-        stopped_at_once(lambda: "; two are saved"),
-    ):
-        try:
-            signal.raise_signal(signal.SIGINT)
-        finally:
-            signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(Interrupted, match=r"^stopped by SIGINT; two are saved$"):
+        work()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
