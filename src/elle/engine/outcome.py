@@ -90,13 +90,13 @@ def _final(run: Run) -> dict[str, Any]:
 
 def _store(run: Run, settings: Settings) -> Store:
     """Where units are kept, named by all that they depend on: what another network has left there is never found."""
+    test = run.images.test
 
     def identity() -> str:
-        weights, points = file_digest(run.directory / "model.safetensors"), points_digest(run.images.test, len(test))
+        weights, points = file_digest(run.directory / "model.safetensors"), points_digest(test, len(test))
         content = json.dumps([asdict(settings), weights, points])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    test = run.images.test
     folder = run.directory / FINAL / run.ranks.from_first(identity)
     try:
         folder.mkdir(parents=True, exist_ok=True)
