@@ -1,7 +1,7 @@
 """Table 1's ImageNet recipe, scaled down, on a folder of generated images: a rehearsal of the real thing.
 
     python benchmarks/imagenet.py [--images 4096] [--test 256] [--classes 16] [--save]   # a GPU; the recipe's sizes
-    python benchmarks/imagenet.py --images 96 --test 2 --classes 2 --shrink 4 --model resnet18   # 10 minutes of a core
+    python benchmarks/imagenet.py --images 96 --test 2 --classes 2 --shrink 4 --model resnet18   # a minute of a core
 
 A run of the recipe (--method, --eps) with everything it says but the number of images and epochs: 6, 3 and 2 of them,
 a ramp of one epoch, which 2,500 steps are on ImageNet, and an eighth of the rate, since it rises within tens of steps
