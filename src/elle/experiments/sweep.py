@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, Literal, Protocol
 
 from elle.config import Config, format_radius, parse_words
-from elle.experiments.recipe import Recipe, matches, run_id
+from elle.experiments.recipe import Recipe, matches, run_id, worded
 from elle.experiments.rundir import RunDirectory
 from elle.experiments.training import is_finished
 from elle.files import write_json
@@ -72,14 +72,12 @@ def chosen_runs(recipe: Recipe, seeds: int | None, only: Sequence[str]) -> list[
     """The recipe's runs with the settings of the `key=value` words; a key given twice allows either value."""
     allowed: dict[str, list[Any]] = {}
     for word in only:
-        key = word.partition("=")[0]
-        value: Any = parse_words([word])
-        for part in key.split("."):
-            value = value[part]
-        allowed.setdefault(key, []).append(value)
+        parse_words([word])  # tells what is wrong with the word as it was written
+        key, _, text = word.partition("=")
+        allowed.setdefault(key, []).append(worded(key, text))
     for key, values in allowed.items():
         for value in values:
-            recipe.runs(1, {key: value})  # a value that no run has is a mistake
+            recipe.runs(seeds, {key: value})  # a value that no run has is a mistake
     runs = [run for run in recipe.runs(seeds) if all(_any_matches(run, key, values) for key, values in allowed.items())]
     return runs or recipe.runs(seeds, {key: values[0] for key, values in allowed.items()})
 
