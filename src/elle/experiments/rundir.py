@@ -36,6 +36,8 @@ class RunDirectory:
 
     def read(self) -> None:
         self.records = _lines(self.path / "metrics.jsonl")
+        if not all(isinstance(record.get(key), (int, float)) for record in self.records for key in ("step", "epoch")):
+            raise InputError(f"{self.path / 'metrics.jsonl'} is damaged: a record has no step or no epoch")
         self.probes = _lines(self.path / "probes.jsonl")
         self.events = _lines(self.path / "events.jsonl")
         result = self.path / "result.json"
