@@ -163,6 +163,11 @@ def test_an_identity_depends_on_what_is_trained_and_on_nothing_else():
     assert len({own, *(run_id(load_config([*words, other])) for other in others)}) == 1 + len(others)
 
 
+def test_another_folder_of_own_images_is_another_run_wherever_it_lies():
+    first, moved, other = (run_id(load_config(["data=folder", f"root={root}"])) for root in ("a/x", "/b/x", "a/y"))
+    assert first == moved != other
+
+
 def test_an_identity_is_the_same_tomorrow():
     assert run_id(load_config(["data=cifar10", "method=elle-a", "eps=8/255"])) == "56dfbeb7211d"
 

@@ -13,12 +13,10 @@ from typing import Any
 
 from elle.config import Config, format_radius
 from elle.errors import InputError
-from elle.experiments.recipe import Recipe, load_recipe, run_id
+from elle.experiments.recipe import OWN_IMAGES, Recipe, load_recipe, run_id
 from elle.experiments.rundir import RunDirectory, open_run
 from elle.experiments.sweep import FAILURE, MANIFEST
 
-_OWN_IMAGES = ("arrays", "folder")
-"""Datasets that are whatever their root holds."""
 _TELLING = ("method", "eps", "data", "model", "schedule", "epochs", "weight")
 """Settings by which runs are told apart, those first that explain the others."""
 
@@ -91,7 +89,7 @@ class Collected:
         groups: dict[str, list[RunDirectory]] = {}
         for run in self.runs:
             if run.result is not None:
-                groups.setdefault(_identity(run.config.model_copy(update={"seed": 0})), []).append(run)
+                groups.setdefault(run_id(run.config.model_copy(update={"seed": 0})), []).append(run)
         return [Setting(sorted(group, key=lambda run: run.config.seed)) for group in groups.values()]
 
     @property
@@ -217,20 +215,11 @@ def _places(runs: Sequence[RunDirectory], recipe: Recipe) -> dict[Path, int]:
     return {path: known[key] for path, pair in keys.items() for key in pair if key in known}
 
 
-def _identity(config: Config) -> str:
-    """That of the run, and the folder of a user's own images: another folder is another dataset."""
-    return run_id(config) + (f" {_own_images(config)}" if config.data in _OWN_IMAGES else "")
-
-
-def _own_images(config: Config) -> str:
-    return Path(config.root or "").name
-
-
 def _distinct(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
     """One of each run, the finished one: a copy of a seed is no further seed."""
     found: dict[str, RunDirectory] = {}
     for run in runs:
-        key = _identity(run.config)
+        key = run_id(run.config)
         if key not in found or (found[key].result is None and run.result is not None):
             found[key] = run
     return list(found.values())
@@ -240,7 +229,7 @@ def flat(config: Config) -> dict[str, Any]:
     """Every setting by the name a user writes, a method's own fields as method.PART.FIELD."""
     values = config.model_dump()
     options = values.pop("options")
-    values["root"] = _own_images(config) if config.data in _OWN_IMAGES else None
+    values["root"] = Path(config.root or "").name if config.data in OWN_IMAGES else None
     return values | {f"method.{part}.{name}": value for part, own in options.items() for name, value in own.items()}
 
 

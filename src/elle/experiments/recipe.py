@@ -23,6 +23,8 @@ _AXES = ("x", "line", "panel", "rows", "columns")
 _FIGURE = {"kind", "metric", "curves", "at", *_AXES}
 _FREE = {"root", "out", "device", "compile", "workers", "cache"}
 """Keys that say where and how fast a run is made, not what comes out of it."""
+OWN_IMAGES = ("arrays", "folder")
+"""Datasets that are whatever their root holds: the name of that folder tells one from another, wherever it lies."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ def run_id(config: Config) -> str:
     Keys at their default do not count, so that a key added later changes no identity.
     """
     values = config.resolved().model_dump(exclude=_FREE, exclude_defaults=True)
+    if config.data in OWN_IMAGES and config.root:
+        values["root"] = Path(config.root).name
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
