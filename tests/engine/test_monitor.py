@@ -92,7 +92,7 @@ PROBED = {
         [("collapse", 80, 70), ("recovery", 100, 90), ("collapse", 130, 120)],
     ),
     "a fall before anything is learnt": (
-        [*[reading(0, 0.4, single=0.4, accuracy=0.0)] * 3, *[reading(0, 0.0, single=0.0, accuracy=0.0, error=1e-3)] * 3],
+        [*[reading(0, 0.4, accuracy=0.0)] * 3, *[reading(0, 0.0, single=0.0, accuracy=0.0, error=1e-3)] * 3],
         [],
     ),
     "a dip of half an epoch": ([*RISING, fallen(), *RISING[3:]], []),

@@ -373,11 +373,21 @@ def test_own_images_of_two_folders_are_two_settings(tmp_path):
     assert [row[1] for row in table.rows] == ["40.00", "60.00"]
 
 
-@pytest.mark.parametrize("damaged", [{"test": None}, {"test": {"clean": 0.5}}, {"test": {"clean": {"accuracy": None}}}])
+@pytest.mark.parametrize(
+    "damaged", [{"test": None}, {"test": {"clean": 0.5}}, {"test": {"clean": {"accuracy": math.nan, "total": 5}}}]
+)
 def test_a_result_that_cannot_be_read_is_named(folder, damaged):
     run = folder / "runs" / "fgsm-8-0"
     (run / "result.json").write_text(json.dumps(damaged))
     with pytest.raises(InputError, match="fgsm-8-0/result.json is damaged"):
+        gather([str(folder / "runs")])
+
+
+def test_an_evaluation_that_cannot_be_read_is_named(folder):
+    attacks = {"clean": {"accuracy": 0.5}}
+    file = folder / "runs" / "fgsm-8-0" / "evaluation.json"
+    file.write_text(json.dumps({"eps": 8 / 255, "norm": "linf", "attacks": attacks}))
+    with pytest.raises(InputError, match="evaluation.json is damaged; evaluate the run again"):
         gather([str(folder / "runs")])
 
 

@@ -125,7 +125,9 @@ def measured(run: RunDirectory) -> dict[str, float]:
             record = json.loads(file.read_text(encoding="utf-8"))
             own = math.isclose(record["eps"], run.config.eps or 0) and record["norm"] == run.config.norm
             attacks = record["attacks"].items() if own else []
-        except (ValueError, KeyError, TypeError):
+            if not all(_is_accuracy(one) for _, one in attacks):
+                raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError(f"{file} is damaged; evaluate the run again: elle evaluate {run.path}") from None
         entries = entries | {name: one for name, one in attacks if one["total"] >= entries.get(name, one)["total"]}
     numbers = {name: 100 * float(one["accuracy"]) for name, one in entries.items()}
@@ -138,7 +140,8 @@ def measured(run: RunDirectory) -> dict[str, float]:
 
 
 def _is_accuracy(entry: Any) -> bool:
-    return isinstance(entry, dict) and all(isinstance(entry.get(key), (int, float)) for key in ("accuracy", "total"))
+    values = [entry.get(key) for key in ("accuracy", "total")] if isinstance(entry, dict) else [None]
+    return all(isinstance(value, (int, float)) and math.isfinite(value) for value in values)
 
 
 def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:

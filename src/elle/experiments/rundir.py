@@ -116,5 +116,7 @@ def _parsed(path: Path, text: str) -> Record:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise InputError(f"{path} is damaged: {text.strip()[:40]!r} is not a JSON object")
+        raise InputError(
+            f"{path} is damaged: {text.strip()[:40]!r} is not a JSON object; repair it, or leave that run out"
+        )
     return value
