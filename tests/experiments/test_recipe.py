@@ -190,6 +190,7 @@ def test_an_identity_is_the_same_tomorrow():
         (MINIMAL + "[figure]\nkind = 'line'\n", "kind = 'line', did you mean 'lines'?"),
         (MINIMAL + "[figure]\nmetrics = ['clean']\n", "unknown key 'metrics', did you mean 'metric'?"),
         (MINIMAL + "[figure]\nx = 'epsilon'\n", "unknown key 'epsilon', did you mean 'eps'"),
+        (MINIMAL + "[figure]\nrows = 'seed'\n", "seed is no axis"),
         (MINIMAL + "[figure]\nx = [[1]]\n", "unknown key [1]"),
         (MINIMAL + "[[expected]]\nwhere = 'x'\nmetric = 'clean'\nvalue = 1\n", "where must be a table"),
         (MINIMAL + "[[expected]]\nrows = 'eps'\ncolumns = 'metric'\ntable = ''\n", "a line that names its metric"),

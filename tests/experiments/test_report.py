@@ -206,6 +206,15 @@ def test_a_recipe_says_what_is_drawn(folder):
     )
 
 
+def test_only_accuracies_are_drawn_in_percent(folder):
+    runs = with_figure(folder, 'curves = ["loss", "accuracy", "clean"]')
+    curves = [one for one in report_figures(runs, lay_out(runs)) if isinstance(one, Chart) and "while" in one.title]
+    found = {one.title.split()[0]: (one.y_label, one.percent, one.note) for one in curves}
+    assert found["loss"] == ("loss", False, "Of the training steps.")
+    assert found["accuracy"] == ("accuracy", True, "Of the training steps.")
+    assert found["Clean"] == ("accuracy", True, "On the images that are tracked.")
+
+
 def test_accuracy_on_held_out_images_is_a_number_of_its_own(tmp_path):
     run = run_directory(tmp_path / "a", "method=fgsm", "validation=97")
     write_result(run, 50.0)

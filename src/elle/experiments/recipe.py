@@ -25,6 +25,11 @@ _FREE = {"root", "out", "device", "compile", "workers", "cache"}
 """Keys that say where and how fast a run is made, not what comes out of it."""
 OWN_IMAGES = ("arrays", "folder")
 """Datasets that are whatever their root holds: the name of that folder tells one from another, wherever it lies."""
+_ELSEWHERE = {
+    "seed": "seeds = 3 makes runs with the seeds 0, 1 and 2",
+    "out": "`elle sweep --out DIR` says where the runs go",
+}
+"""Keys of `elle train` that a recipe does not set, and what does."""
 
 
 @dataclass(frozen=True)
@@ -170,13 +175,6 @@ def _check_identities(runs: Sequence[Config]) -> None:
                 )
 
 
-_ELSEWHERE = {
-    "seed": "seeds = 3 makes runs with the seeds 0, 1 and 2",
-    "out": "`elle sweep --out DIR` says where the runs go",
-}
-"""Keys of `elle train` that a recipe does not set, and what does."""
-
-
 def _recipe(name: str, values: dict[str, Any]) -> Recipe:
     for key in values:
         if key not in _TABLES:
@@ -210,6 +208,8 @@ def _check_figure(figure: dict[str, Any]) -> None:
         raise InputError(f"[figure]: kind = {kind!r}{nearest(str(kind), _KINDS)}; it is one of {', '.join(_KINDS)}")
     words = [figure[axis] for axis in _AXES if axis in figure]
     for name in [name for word in words for name in (word if isinstance(word, list) else [word])]:
+        if str(name) in _ELSEWHERE:
+            raise InputError(f"[figure]: {name} is no axis: a setting is shown as the mean over its seeds")
         if str(name) not in KEYS and not str(name).startswith("method.") and name != "metric":
             raise InputError(
                 f"[figure]: unknown key {name!r}{nearest(str(name), KEYS)}; `elle train --help` lists the keys"
