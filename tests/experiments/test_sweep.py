@@ -313,3 +313,25 @@ def test_only_chooses_seeds_too(tmp_path):
     assert {run.seed for run in chosen_runs(recipe, 3, ["seed=1", "seed=2"])} == {1, 2}
     with pytest.raises(InputError, match="has seed=3; its runs differ in eps, method, seed"):
         chosen_runs(recipe, 3, ["seed=3"])
+
+
+def test_a_folder_that_cannot_be_used_stops_no_other_run(tmp_path):
+    config = load_config(["data=digits", "model=no_such_module:network", "method=fgsm"])
+    items = plan([config.model_copy(update={"seed": seed}) for seed in range(3)], tmp_path)
+    items[0].path.write_text("a file where the folder should be")
+    (items[1].path / "train.log").mkdir(parents=True)
+    run_sweep(items, LocalExecutor(1), lambda item: None)
+    assert [item.state for item in items] == ["failed"] * 3
+    assert "Not a directory" in items[0].said or "File exists" in items[0].said
+    assert "train.log" in items[1].said
+    assert "no_such_module" in items[2].said
+
+
+def test_a_damaged_record_is_said_of_its_run_and_stops_no_other(tmp_path):
+    config = load_config(["data=digits", "method=fgsm"])
+    path = tmp_path / run_name(config)
+    path.mkdir()
+    (path / "metrics.jsonl").write_text("damaged\n")
+    (item,) = plan([config], tmp_path)
+    assert item.state == "waiting"
+    assert "metrics.jsonl is damaged" in item.said

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, Literal, Protocol
 
 from elle.config import Config, format_radius, parse_words
+from elle.errors import InputError, WorkError
 from elle.experiments.recipe import Recipe, matches, run_id, worded
 from elle.experiments.rundir import RunDirectory
 from elle.experiments.training import is_finished
@@ -40,7 +41,11 @@ class Item:
     def look(self) -> None:
         """See how far the run has come."""
         run = RunDirectory(self.path, self.config)
-        run.read()
+        try:
+            run.read()
+        except InputError as problem:  # one damaged file stops no other run
+            self.said = str(problem)
+            return
         self.epochs_done = float(run.records[-1]["epoch"]) if run.records else 0.0
         test = (run.result or {}).get("test", {})
         self.said = ", ".join(f"{name} {one['accuracy']:.1%}" for name, one in test.items())
@@ -113,8 +118,13 @@ def run_sweep(
         with _terminated_as_interrupted():
             while waiting or active:
                 while waiting and active < executor.slots:
-                    executor.start(waiting.pop(0))
-                    active += 1
+                    item = waiting.pop(0)
+                    try:
+                        executor.start(item)
+                        active += 1
+                    except (OSError, WorkError) as problem:  # its folder cannot be written
+                        item.state, item.said = "failed", str(problem)
+                        show(item)
                 for item, reason in executor.ended():
                     active -= 1
                     _settle(item, reason)
