@@ -122,7 +122,8 @@ def _network(config: Config, images: ImageSet, method: Method, device: torch.dev
     )
     for size in {phase.image_size for phase in config.phases or ()}:
         check_model(model, name, (channels, size, size), len(images.classes))
-    _check_trainable(model, name, (channels, height, width))
+    if ":" in name:
+        _check_trainable(model, name, (channels, height, width))
     method.check(model)
     model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     # The same by their seed; a network of the user's may draw elsewhere.
