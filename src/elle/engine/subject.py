@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -169,16 +168,18 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     """The state_dict in a .safetensors file, or in a torch file that holds tensors and plain containers alone."""
     if not file.is_file():
         raise InputError(f"--weights {file} {'is a folder, not a file' if file.is_dir() else 'does not exist'}")
+    found: Any
     try:
         if file.suffix == ".safetensors":
-            return load_file(file)
-        found: Any = torch.load(file, map_location="cpu", weights_only=True)
+            found = load_file(file)
+        else:
+            found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # torch's own words advise to run what is in the file
         raise InputError(
             f"--weights {file} holds more than tensors, or is no torch file; "
             f"save it with torch.save(model.state_dict(), FILE)"
         ) from None
-    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as problem:
+    except Exception as problem:  # a file of anything else may raise anything, down to a KeyError
         reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
         raise InputError(
             f"--weights {file} is neither safetensors nor a plain state_dict ({reason}); "
@@ -189,9 +190,9 @@ def read_weights(file: Path) -> dict[str, Tensor]:
             found = found[key]
     if not isinstance(found, dict) or not found or not all(isinstance(value, Tensor) for value in found.values()):
         raise InputError(f"--weights {file} holds no state_dict; save it with torch.save(model.state_dict(), FILE)")
-    # What DistributedDataParallel and torch.compile put before each name.
     tensors: dict[str, Tensor] = found
-    for prefix in ("module.", "_orig_mod."):
+    # What DistributedDataParallel and torch.compile put before each name, in either order.
+    for prefix in ("module.", "_orig_mod.", "module."):
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors
