@@ -97,6 +97,7 @@ def test_an_honest_network_passes():
         (Broken(), "classifier", "not a number on 40 of 40 images"),
         (Softmaxed(), "classifier", "gives probabilities, not logits"),
         (Mean(steepness=5000), "classifier", "saturated: its probability is exactly 1"),
+        (Mean(steepness=1e41), "classifier", "or a logit infinite"),
     ],
 )
 def test_a_symptom_is_named(model, name, words):

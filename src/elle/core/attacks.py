@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import numbers
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -160,6 +161,8 @@ def check_radius(eps: float | Tensor, norm: str = "linf", allow_zero: bool = Fal
     """Refuse a radius that cannot be meant; one that is a tensor is not read, as that would wait for its device."""
     if isinstance(eps, Tensor):
         return
+    if not isinstance(eps, numbers.Real):
+        raise ValueError(f"eps is {eps!r}, a {type(eps).__name__}; give a number, for example 8 / 255")
     if not 0 <= eps < math.inf or (eps == 0 and not allow_zero) or (norm == "linf" and eps > 1):
         raise ValueError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
 

@@ -87,8 +87,8 @@ def _classifier(facts: Mapping[str, int], total: int) -> str:
         )
     if facts.get("saturated", 0) >= 0.5 * total:
         return (
-            f"the network is saturated: its probability is exactly 1 on {facts['saturated']} of {total} images, "
-            f"where the cross-entropy tells an attack nothing; trust apgd-t, fab-t and square"
+            f"the network is saturated: its probability is exactly 1, or a logit infinite, on {facts['saturated']} of "
+            f"{total} images, where the cross-entropy tells an attack nothing; trust apgd-t, fab-t and square"
         )
     return ""
 

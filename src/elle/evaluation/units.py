@@ -9,13 +9,14 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from elle.errors import InputError
 from elle.evaluation.autoattack.oracle import Precision
 from elle.evaluation.names import EvaluationAttack, Norm
 from elle.files import write_atomically
@@ -41,6 +42,14 @@ class Settings:
     chunk: int = 1024
     compile: bool = False
     """Compile the network for full batches of the fast engine: minutes first, then faster."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("engine", get_args(Engine)), ("precision", get_args(Precision))):
+            if (value := getattr(self, name)) not in allowed:
+                raise InputError(f"{name} {value!r} does not exist; use {', '.join(allowed)}")
+        for name, least in (("batch", 1), ("chunk", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be {least} or more")
 
 
 @dataclass(frozen=True)
