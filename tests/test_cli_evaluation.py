@@ -258,12 +258,12 @@ def test_autoattack_is_not_tracked_while_training(elle):
 
 
 def test_two_evaluations_are_compared(elle, run_copy, tmp_path):
-    for name, eps in (("a", "0.05"), ("b", "0.4")):
+    for name, eps in (("a", "8/255"), ("b", "0.4")):
         assert elle("evaluate", run_copy, "--attack", "clean,fgsm", "--eps", eps, "--out", tmp_path / name).code == 0
     table = elle("compare", tmp_path / "a", tmp_path / "b")
     assert table.code == 0
-    assert "A is more robust" in table.out
-    assert "note: eps is 0.05 in A and 0.4 in B" in table.out
+    assert "A was attacked otherwise and is broken less" in table.out
+    assert "note: eps is 8/255 in A and 0.4 in B" in table.out
     result = json.loads(elle("compare", tmp_path / "a", tmp_path / "b" / "evaluation.json", "--json").out)
     assert result["attacks"]["fgsm"]["only_a_breaks"] == []
     assert len(result["attacks"]["fgsm"]["only_b_breaks"]) > 5

@@ -137,7 +137,8 @@ def compare(
         rows.append([name, f"{first:.2%}", f"{second:.2%}", f"{one['difference']:+.2%}", *counts, one["statement"]])
     print_table(["attack", "A", "B", "B - A", "only A breaks", "only B breaks", ""], rows)
     for key, (one, other) in result["differing"].items():
-        print(f"note: {key} is {one} in A and {other} in B")
+        words = [format_radius(value) if key == "eps" else value for value in (one, other)]
+        print(f"note: {key} is {words[0]} in A and {words[1]} in B")
 
 
 def show(

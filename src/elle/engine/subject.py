@@ -17,6 +17,7 @@ from elle.data.registry import find_dataset, load_dataset
 from elle.data.sources import ImageSet, Split
 from elle.engine.trained import load_network, load_run, misfit
 from elle.errors import InputError
+from elle.evaluation.units import points_digest
 from elle.models.registry import build_model
 
 
@@ -77,20 +78,13 @@ class Subject:
         return file_digest(self.weights)
 
     def labels_digest(self, count: int) -> str:
-        return points_digest(self.test, count)
+        return points_digest(self.test.x[:count], self.test.y[:count])
 
 
 def file_digest(path: Path) -> str:
     """The SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def points_digest(test: Split, count: int) -> str:
-    """The SHA-256 of the first `count` labels and of the first images: enough to tell two sets of points apart."""
-    digest = hashlib.sha256(test.y[:count].astype("<i8").tobytes())
-    digest.update(test.x[: min(count, 64)].tobytes())
-    return digest.hexdigest()
 
 
 def load_subject(source: Source, device: torch.device) -> Subject:

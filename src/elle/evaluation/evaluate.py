@@ -20,7 +20,18 @@ from elle.evaluation.checks import check
 from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack, Norm, parse_attacks, parse_tracked
 from elle.evaluation.results import SCHEMA, collected, entries, packed, wilson_interval
-from elle.evaluation.units import BATCH, Engine, Images, Memory, Settings, Store, count_chunks, default_chunk, plan
+from elle.evaluation.units import (
+    BATCH,
+    Engine,
+    Images,
+    Memory,
+    Settings,
+    Store,
+    count_chunks,
+    default_chunk,
+    plan,
+    points_digest,
+)
 from elle.evaluation.worker import Worker
 from elle.version import __version__
 
@@ -99,7 +110,8 @@ def assess(
     settings = Settings(_radius(eps, norm), norm, seed, engine, how, batch, chunk, compile)
     store = Memory()
     attacks = _run(model, x, y, attack, settings, device, store, range(count_chunks(len(y), chunk)), probe=True)
-    return record_of(store, attacks, settings, len(y), devices=[device_name(device)])
+    about = {"data": {"name": None, "count": len(y), "sha256": points_digest(x, y)}}
+    return record_of(store, attacks, settings, len(y), devices=[device_name(device)], about=about)
 
 
 def _radius(eps: float, norm: Norm) -> float:
@@ -158,7 +170,7 @@ def record_of(
     total: int,
     *,
     devices: Sequence[str],
-    about: dict[str, Any] | None = None,
+    about: dict[str, Any],
 ) -> dict[str, Any]:
     """The published record (docs/evaluation.md): plain values only, so that JSON holds it."""
     found = entries(store, attacks, total, settings)
@@ -174,7 +186,6 @@ def record_of(
         "version": __version__,
         **{key: settled[key] for key in ("eps", "norm", "seed", "engine", "precision", "batch", "chunk", "compile")},
         "classes": facts["classes"],
-        "data": {"name": None, "count": total},
         "attacks": found,
         "checks": check(found, facts, total),
         "versions": versions(settings.engine, attacks),
@@ -182,7 +193,7 @@ def record_of(
     }
     if any(one.parts == ORDER for one in attacks):
         record["order"] = list(ORDER)
-    return record | (about or {})
+    return record | about
 
 
 def versions(engine: Engine, attacks: list[EvaluationAttack]) -> dict[str, str | None]:

@@ -21,7 +21,7 @@ from elle.evaluation.autoattack.objectives import cross_entropy
 from elle.evaluation.autoattack.oracle import Oracle
 from elle.evaluation.mode import current, differentiable, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack, Norm
-from elle.evaluation.units import Bools, Images, Outcome, Settings, Store, Unit, plan, unit_seed
+from elle.evaluation.units import Bools, Images, Outcome, Settings, Store, Unit, as_tensor, plan, unit_seed
 from elle.models.foreign import first_line
 
 TOLERANCE = 1e-6
@@ -68,7 +68,7 @@ class Worker:
 
     def _points(self, chunk: int) -> tuple[Tensor, Tensor]:
         part = slice(chunk * self.settings.chunk, (chunk + 1) * self.settings.chunk)
-        x, labels = _tensor(self.x[part]), _tensor(self.y[part])
+        x, labels = as_tensor(self.x[part]), as_tensor(self.y[part])
         y = labels.long()
         if not torch.equal(y.to(labels.dtype), labels):
             raise InputError("the labels are not whole numbers; give the number of the class of each image, from 0")
@@ -277,11 +277,6 @@ def _held(store: Store, unit: Unit, k: int) -> Outcome:
     outcome = store.load(Unit(unit.chain[:k], unit.chunk))
     assert outcome is not None  # the plan runs them first
     return outcome
-
-
-def _tensor(values: Images) -> Tensor:
-    # Copied: a memory-mapped file is read-only, and torch wants arrays that are not.
-    return values if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
 
 
 def _numpy(values: Tensor) -> Bools:
