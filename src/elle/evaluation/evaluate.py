@@ -17,7 +17,7 @@ from elle.errors import InputError
 from elle.evaluation.autoattack import ORDER, adaptations
 from elle.evaluation.autoattack.oracle import Precision
 from elle.evaluation.checks import check
-from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong
+from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong, unwrapped
 from elle.evaluation.names import EvaluationAttack, Norm, parse_attacks, parse_tracked
 from elle.evaluation.results import SCHEMA, collected, entries, packed, wilson_interval
 from elle.evaluation.units import (
@@ -149,7 +149,7 @@ def _run(
         raise InputError(f"{len(x)} images and {len(y)} labels cannot be evaluated; there must be one label an image")
     if y.ndim != 1:
         raise InputError(f"the labels have shape {tuple(y.shape)}; give the number of the class of each image, [N]")
-    Worker(model, x, y, attacks, settings, device, probe=probe).run(store, chunks)
+    Worker(unwrapped(model), x, y, attacks, settings, device, probe=probe).run(store, chunks)
     return attacks
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from elle.models.batch_norm import fusing
 
@@ -30,6 +31,11 @@ def evaluation_mode(model: nn.Module, seed: int, device: torch.device) -> Iterat
             cudnn.benchmark, cudnn.deterministic = kept
             for module, training in modes.items():
                 module.training = training
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network in DistributedDataParallel, whose own forward waits for ranks that may not be evaluating."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def differentiable() -> contextlib.AbstractContextManager[object]:
