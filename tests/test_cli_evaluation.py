@@ -233,6 +233,22 @@ def test_weights_that_cannot_be_used_are_one_line_and_exit_code_2(elle, tiny, tm
     assert hint in outcome.err
 
 
+def test_weights_of_a_run_are_used_as_the_run_uses_them(elle, tmp_path):
+    """Its activation and its normalising layer are in the file, not in the network's name."""
+    run = tmp_path / "run"
+    words = ("activation=silu", "normalise=dataset", "average=0.9", "max_steps=4", "final=clean", "device=cpu")
+    assert elle("train", "data=digits", "method=standard", "--out", run, *words).code == 0
+    as_run = json.loads(elle("evaluate", run, "--attack", "clean,fgsm", "--json").out)
+    checkpoint = next((run / "checkpoints").iterdir())
+    for file in (run / "model.safetensors", checkpoint):
+        foreign = ("evaluate", "--weights", file, "--data", "digits", "--attack", "clean,fgsm", "--out", "x", "--json")
+        record = json.loads(elle(*foreign, "--model", "small-cnn").out)
+        assert record["attacks"]["fgsm"]["survived"] == as_run["attacks"]["fgsm"]["survived"]
+    outcome = elle(*foreign, "--model", "resnet18")
+    assert_one_line(outcome, 2)
+    assert "holds the network small-cnn; give --model small-cnn" in outcome.err
+
+
 def test_a_pickle_with_code_in_it_is_not_run(elle, tiny, tmp_path):
     class Bad:
         def __reduce__(self):

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from elle.config import Config
 from elle.data.registry import find_dataset, load_dataset
 from elle.data.sources import ImageSet, Split
+from elle.engine.checkpoint import is_own
 from elle.engine.trained import load_network, load_run, misfit
 from elle.errors import InputError
 from elle.evaluation.units import points_digest
-from elle.models.registry import build_model
+from elle.models.registry import Shape, build_model, check_model
 
 
 @dataclass(frozen=True)
@@ -141,14 +142,25 @@ def _foreign(source: Source) -> Subject:
     row = find_dataset(data)
     tensors = read_weights(weights)
     images = load_dataset(data, source.root)
-    model = _built(name, images)
-    _fit(model, tensors, weights, name)
+    if weights.suffix == ".safetensors" and is_own(weights):
+        # Its header knows what a name does not tell: the activation, a normalising first layer, the averaged weights.
+        model, header = load_network(weights)
+        if header["model"] != name:
+            raise InputError(f"--weights {weights} holds the network {header['model']}; give --model {header['model']}")
+        check_model(model, name, _image_shape(images), len(images.classes))
+    else:
+        model = _built(name, images)
+        _fit(model, tensors, weights, name)
     return Subject(model, images.test, images.classes, data, name, weights, row.defaults["eps"], "linf")
 
 
 def _built(name: str, images: ImageSet) -> nn.Module:
+    return build_model(name, _image_shape(images), len(images.classes))
+
+
+def _image_shape(images: ImageSet) -> Shape:
     channels, height, width = images.test.x.shape[1:]
-    return build_model(name, (channels, height, width), len(images.classes))
+    return channels, height, width
 
 
 def _fit(model: nn.Module, tensors: dict[str, Tensor], file: Path, name: str) -> None:
