@@ -246,7 +246,7 @@ def test_weights_of_a_run_are_used_as_the_run_uses_them(elle, tmp_path):
         assert record["attacks"]["fgsm"]["survived"] == as_run["attacks"]["fgsm"]["survived"]
     outcome = elle(*foreign, "--model", "resnet18")
     assert_one_line(outcome, 2)
-    assert "holds the network small-cnn; give --model small-cnn" in outcome.err
+    assert "does not fit the network resnet18" in outcome.err
 
 
 def test_a_pickle_with_code_in_it_is_not_run(elle, tiny, tmp_path):

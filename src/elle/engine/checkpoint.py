@@ -78,12 +78,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, header
 
 
-def is_own(path: Path) -> bool:
-    """Whether a safetensors file has the header that `write_tensors` gives it."""
-    with safe_open(path, framework="pt", device="cpu") as file:
-        return _HEADER in (file.metadata() or {})
-
-
 def checkpoint_path(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}.safetensors"
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from elle.config import Config
 from elle.data.registry import find_dataset, load_dataset
 from elle.data.sources import ImageSet, Split
-from elle.engine.checkpoint import is_own
-from elle.engine.trained import load_network, load_run, misfit
+from elle.engine.trained import kept_network, load_network, load_run, misfit
 from elle.errors import InputError
 from elle.evaluation.units import points_digest
 from elle.models.registry import Shape, build_model, check_model
@@ -142,11 +141,9 @@ def _foreign(source: Source) -> Subject:
     row = find_dataset(data)
     tensors = read_weights(weights)
     images = load_dataset(data, source.root)
-    if weights.suffix == ".safetensors" and is_own(weights):
-        # Its header knows what a name does not tell: the activation, a normalising first layer, the averaged weights.
-        model, header = load_network(weights)
-        if header["model"] != name:
-            raise InputError(f"--weights {weights} holds the network {header['model']}; give --model {header['model']}")
+    if weights.suffix == ".safetensors" and kept_network(weights) == name:
+        # The file knows what a name does not tell: the activation, a normalising first layer, the averaged weights.
+        model, _ = load_network(weights)
         check_model(model, name, _image_shape(images), len(images.classes))
     else:
         model = _built(name, images)
