@@ -7,7 +7,7 @@ import torch
 
 from elle.core.attacks import fgsm
 from elle.core.linearity import Linearity
-from elle.errors import InputError
+from elle.errors import InputError, WorkError
 from elle.evaluation import metrics
 from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error, parse_metrics, summary
 from tests.networks import Affine, conv_net, images, smooth_net, trained
@@ -196,3 +196,14 @@ def test_unknown_metrics_are_refused(names, words):
     with pytest.raises(InputError, match=words):
         parse_metrics(names)
     assert parse_metrics("all") == list(METRICS)
+
+
+def test_a_network_without_a_gradient_has_the_metrics_that_need_none(data):
+    class Thresholded(Affine):
+        def forward(self, x):
+            return super().forward((x > 0.5).float())
+
+    model = Thresholded(64)
+    assert linearity_metrics(model, *data, EPS, metric="error")["error"]["count"] == 40
+    with pytest.raises(WorkError, match="metric misalignment cannot be measured of this network"):
+        linearity_metrics(model, *data, EPS, metric="misalignment")

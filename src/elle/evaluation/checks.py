@@ -115,7 +115,11 @@ def _black_box(attacks: Mapping[str, Entry], total: int) -> str | None:
 
 
 def _single_step(attacks: Mapping[str, Entry]) -> str | None:
-    multi = {name: one["accuracy"] for name, one in attacks.items() if name.startswith(("pgd", "apgd", "autoattack"))}
+    # Attacks on FGSM's own loss alone: a targeted one may be stronger by its loss, and many steps then show nothing.
+    multi = {name: one["accuracy"] for name, one in attacks.items() if name.startswith(("pgd", "apgd-ce"))}
+    for part in attacks.get("autoattack", {}).get("parts", []):
+        if part["attack"] == "apgd-ce":
+            multi["autoattack's apgd-ce"] = part["correct"] / attacks["autoattack"]["total"]
     if "fgsm" not in attacks or not multi:
         return None
     single, (name, least) = attacks["fgsm"]["accuracy"], min(multi.items(), key=lambda pair: pair[1])
