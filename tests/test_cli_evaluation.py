@@ -285,7 +285,22 @@ def test_two_evaluations_are_compared(elle, run_copy, tmp_path):
     assert len(result["attacks"]["fgsm"]["only_b_breaks"]) > 5
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"schema": "elle-evaluation/0"}'])
+_BEGUN = '{"schema": "elle-evaluation/1", "eps": 1, "norm": "linf", "seed": 0, "engine": "fast", "precision": "fp32", '
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "{",
+        "[]",
+        '{"schema": "elle-evaluation/0"}',
+        _BEGUN + '"data": null, "attacks": {"fgsm": {}}}',
+        _BEGUN + '"data": {"count": 9}, "attacks": {"fgsm": {}}}',
+        _BEGUN + '"data": {"count": 9}, "attacks": {"fgsm": {"survived": "AA=="}}}',
+        _BEGUN + '"data": {"count": 9}, "attacks": []}',
+    ],
+)
 def test_what_is_no_record_is_not_compared(elle, tmp_path, content):
     file = tmp_path / "record.json"
     if content is not None:

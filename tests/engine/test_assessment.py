@@ -132,6 +132,16 @@ def test_a_record_is_not_lost_to_the_next_one(finished_run, tmp_path):
     assert json.loads((tmp_path / "evaluation.1.json").read_text())["attacks"].keys() == first["attacks"].keys()
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_saved_examples_stay_with_their_record(finished_run, tmp_path, keep):
+    assessed(job(finished_run, "fgsm", keep=True), tmp_path)
+    images = {file.name: file.read_bytes() for file in (tmp_path / "adversarial").iterdir()}
+    assessed(job(finished_run, "pgd-2", keep=keep), tmp_path)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "adversarial.1").iterdir()} == images
+    assert (tmp_path / "adversarial").exists() == keep
+    assert json.loads((tmp_path / "evaluation.1.json").read_text())["attacks"].keys() == {"fgsm"}
+
+
 def test_a_record_names_weights_data_and_hardware(finished_run, whole):
     digest = subprocess.run(
         ["sha256sum", finished_run / "model.safetensors"], capture_output=True, text=True, check=True

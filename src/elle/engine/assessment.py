@@ -77,9 +77,9 @@ def assess_run(
         about = _about(job, subject) | {"seconds": round(time.perf_counter() - started, 3), "identity": identity}
         names = [device_name(pick_device(name)) for name in devices]
         record = record_of(Files(out / PARTS), attacks, job.settings, job.count, devices=names, about=about)
+        _set_aside(out, record)
         if job.keep:
             _keep_examples(out, job)
-        _set_aside(out, record)
         write_json(out / RESULT, record)
         shutil.rmtree(out / PARTS)
     return record
@@ -251,12 +251,14 @@ def _old_record(out: Path) -> dict[str, Any]:
 
 
 def _set_aside(out: Path, record: dict[str, Any]) -> None:
-    """A record that says something the new one does not is kept under the next free number."""
+    """A record that says something the new one does not is kept under the next free number, with its images."""
     old = _old_record(out)
     repeated = old.get("identity") == record["identity"] and set(old["attacks"]) <= set(record["attacks"])
     if not (out / RESULT).exists() or repeated:
         return
     number = 1
-    while (out / f"evaluation.{number}.json").exists():
+    while (out / f"evaluation.{number}.json").exists() or (out / f"{SAVED}.{number}").exists():
         number += 1
+    if (out / SAVED).exists():
+        (out / SAVED).rename(out / f"{SAVED}.{number}")
     (out / RESULT).rename(out / f"evaluation.{number}.json")
