@@ -119,6 +119,13 @@ def test_a_damaged_unit_is_done_again(finished_run, unfinished, whole):
     assert outcome(assessed(job(finished_run), unfinished, resume=True)) == outcome(whole)
 
 
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_parts_of_nobody_knows_what_are_not_continued(finished_run, unfinished, content):
+    (unfinished / "evaluation.parts" / "identity.json").write_text(content)
+    with pytest.raises(InputError, match="identity.json is damaged; delete"):
+        assessed(job(finished_run), unfinished, resume=True)
+
+
 def test_resuming_what_is_finished_reads_it(finished_run, tmp_path):
     first = assessed(job(finished_run, "clean"), tmp_path)
     assert assessed(job(finished_run, "clean"), tmp_path, resume=True) == first
