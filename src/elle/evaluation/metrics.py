@@ -136,8 +136,8 @@ def mean_error(model: nn.Module, x: Tensor, y: Tensor, eps: float, *, norm: Norm
 
 
 def summary(values: Tensor) -> Summary:
-    """Mean, std and quantiles of the defined values, and how many were undefined (NaN)."""
-    defined = values[~values.isnan()]
+    """Mean, std and quantiles of the defined values, and how many were undefined (NaN, or infinite)."""
+    defined = values[values.isfinite()]
     result: Summary = {"count": len(defined), "undefined": len(values) - len(defined)}
     if len(defined):
         result["mean"] = float(defined.mean())
