@@ -276,12 +276,8 @@ class WorstGap:
     weight: float = 4.0
     slope: float = 0.3
     """Weight of the slope beside the gap."""
-    search: Literal["gap", "loss"] = "gap"
-    """What the search goes up: the gap, or its L(x+d) alone, as in the authors' code, which holds d^T grad constant."""
 
     def __post_init__(self) -> None:
-        if self.search not in ("gap", "loss"):
-            raise ValueError(f"search is {self.search!r}; it must be 'gap' or 'loss'")
         for name in ("nominal", "weight", "slope"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be a finite number, 0 or more")
@@ -308,8 +304,7 @@ class WorstGap:
             with torch.enable_grad():
                 d = d.detach().requires_grad_()
                 there = F.cross_entropy(model(x + d).float(), y, reduction="none")
-                linear = ((d if self.search == "gap" else d.detach()) * slope).flatten(1).sum(1)
-                gap = (there - here - linear).abs().sum()
+                gap = (there - here - (d * slope).flatten(1).sum(1)).abs().sum()
                 (gradient,) = torch.autograd.grad(gap * _SCALE, d)
             gradient = gradient.nan_to_num() / _SCALE
             mean, square = mean.lerp(gradient, 0.1), square.lerp(gradient.square(), 0.001)
