@@ -126,8 +126,8 @@ def train(
     if start_from is not None and directory is None:
         directory = str(start_from.absolute().parent.parent)
         words = [*words, f"out={directory}"]
-    if resume and config is None and directory and (Path(directory) / "config.toml").exists():
-        config = Path(directory) / "config.toml"
+    if resume and config is None and directory and (file := Path(directory).expanduser() / "config.toml").exists():
+        config = file
     elif resume and config is None and directory and len(words) == 1:
         raise InputError(f"{directory} holds no run to continue; give its settings to start one there")
     settings = load_config(words, config)

@@ -78,9 +78,16 @@ class RunDirectory:
 
     def stopped(self) -> str | None:
         """Why the run ended before its end; None where it goes on, has finished, or died without a word."""
-        ends = [event for event in self.events if event["event"] in ("stop", "resume", "finish")]
-        last = ends[-1] if ends else {"event": "start"}
+        last = self._last_end()
         return str(last.get("reason") or last.get("signal", "")) if last["event"] == "stop" else None
+
+    def finished(self) -> bool:
+        """Whether the result is that of now, not the one of before a run went on, as with a larger max_steps."""
+        return self.result is not None and self._last_end()["event"] != "resume"
+
+    def _last_end(self) -> Record:
+        ends = [event for event in self.events if event["event"] in ("stop", "resume", "finish")]
+        return ends[-1] if ends else {"event": "start"}
 
     def first_fall(self) -> int | None:
         """Where the method it was started with collapsed: what a rollback has undone counts, a recovery does not."""
