@@ -60,9 +60,14 @@ def read_lines(path: Path) -> list[Any]:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Tensors and a JSON header in one safetensors file, atomically."""
+    write_atomically(path, packed(tensors, header))
+
+
+def packed(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
+    """The content of such a file."""
     # Copies: two names may share storage, which the format refuses.
     plain = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
-    write_atomically(path, save(plain, metadata={_HEADER: json.dumps(header)}))
+    return save(plain, metadata={_HEADER: json.dumps(header)})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

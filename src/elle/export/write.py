@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ def export_run(
     except OSError as problem:
         raise WorkError(f"could not write {path}: {problem.strerror}; what was there before is untouched") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that cannot be written has none
+            temporary.unlink()
     return {"file": str(path), "card": str(card), "format": to, "bytes": path.stat().st_size} | compared
 
 
