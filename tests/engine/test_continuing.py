@@ -1,10 +1,13 @@
 """A run that goes on: with what it was told when it was resumed, and on the images it was trained on."""
 
+import io
 import json
+import os
 import shutil
 
 import pytest
 
+from elle.cli import main
 from elle.config import load_config
 from elle.data.registry import load_dataset
 from elle.engine.loop import train
@@ -114,3 +117,45 @@ def test_images_that_are_not_read_are_counted_in_a_line(elle, photos, tmp_path):
 def test_a_class_may_be_called_like_markup(elle, photos):
     (photos / "cat").rename(photos / "[red]")
     assert "[red]" in elle("data", "check", "folder", "--root", photos).out
+
+
+def test_a_folder_given_to_a_set_that_has_none_is_refused(elle, photos):
+    outcome = elle("train", f"root={photos}", "--out", photos.parent / "new")
+    assert outcome.code == 2
+    assert "did you mean data=folder" in outcome.err
+    assert not (photos.parent / "new").exists()
+
+
+def test_other_programs_half_files_are_left_alone(elle, run_copy):
+    for name in (".download.part", ".model.safetensors.123.part"):
+        (run_copy / name).touch()
+    assert elle("train", "--resume", "--out", run_copy).code == 0
+    assert [path.name for path in run_copy.glob(".*.part")] == [".download.part"]
+
+
+@pytest.fixture
+def undecodable(photos):
+    """The run, and one of its class folders, with a name in another encoding than the system's."""
+    name = os.fsdecode(b"caf\xe9")
+    (photos / "cat").rename(photos / name)
+    words = ["--config", photos.parent / "run" / "config.toml", "--out", photos.parent / "named"]
+    return photos.parent / "named", words
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_name_that_the_terminal_cannot_show_ends_no_training(undecodable, monkeypatch, encoding):
+    _, words = undecodable
+    shown = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding, errors="strict", write_through=True))
+    monkeypatch.setattr("sys.argv", ["elle", "train", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    assert rb"caf\udce9" in shown.getvalue()
+
+
+def test_a_network_whose_classes_have_undecodable_names_is_exported(elle, undecodable):
+    run, words = undecodable
+    assert elle("train", *words).code == 0
+    assert elle("export", run).code == 0
+    assert r"classes = ['caf\udce9', 'dog']" in (run / "exported" / "model.safetensors.md").read_text()

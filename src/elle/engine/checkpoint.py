@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +20,8 @@ from elle.files import write_json as write_json
 KEPT = 2
 """Checkpoints kept in a run directory: the newest, and the one before in case it cannot be read."""
 _HEADER = "elle"
+_LEFT_OVER = re.compile(r"\.\d+\.part$")
+"""How the name ends under which `write_atomically` begins a file."""
 
 
 def append_line(path: Path, value: Any) -> None:
@@ -133,4 +136,5 @@ class RunLock(FolderLock):
     def __init__(self, run: Path) -> None:
         super().__init__(run, ".lock")
         for left_over in run.rglob(".*.part"):
-            left_over.unlink()
+            if _LEFT_OVER.search(left_over.name):  # a folder may hold other programs' files too
+                left_over.unlink(missing_ok=True)
