@@ -159,3 +159,11 @@ def test_a_network_whose_classes_have_undecodable_names_is_exported(elle, undeco
     assert elle("train", *words).code == 0
     assert elle("export", run).code == 0
     assert r"classes = ['caf\udce9', 'dog']" in (run / "exported" / "model.safetensors.md").read_text()
+
+
+@pytest.mark.parametrize(("step", "collapsed"), [(18, None), (36, 30)])
+def test_a_run_continued_from_before_its_collapse_is_not_called_collapsed(run_copy, step, collapsed):
+    events = [{"event": "collapse", "step": 34, "since": 30}, {"event": "resume", "step": step}, {"event": "finish"}]
+    (run_copy / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    run = open_run(run_copy)
+    assert (run.collapse_step(), run.first_fall()) == (collapsed, collapsed)

@@ -69,7 +69,7 @@ class RunDirectory:
         for event in self.events:
             if event["event"] == "collapse":
                 standing = int(event["since" if "since" in event else "step"])
-            elif event["event"] in ("recovery", "rollback"):
+            elif event["event"] in ("recovery", "rollback") or _before(event, standing):
                 standing = None
         epoch: int | None = (self.result or {}).get("collapse_epoch")
         if standing is None and epoch is not None:
@@ -97,7 +97,14 @@ class RunDirectory:
                 told = int(event["since" if "since" in event else "step"])
             elif event["event"] == "rollback":
                 return told
+            elif _before(event, told):
+                told = None
         return self.collapse_step()
+
+
+def _before(event: Record, step: int | None) -> bool:
+    """Whether the run was continued from before that step (`--from`), and so has not come to it yet."""
+    return event["event"] == "resume" and step is not None and event["step"] < step
 
 
 def open_run(path: Path) -> RunDirectory:
