@@ -167,3 +167,15 @@ def test_a_run_continued_from_before_its_collapse_is_not_called_collapsed(run_co
     (run_copy / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     run = open_run(run_copy)
     assert (run.collapse_step(), run.first_fall()) == (collapsed, collapsed)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["image_size=8", "batch=1"], ["image_size=8", "batch=2", "accumulate=2"], ["phases=1:16:1,1:8:1"]],
+)
+def test_single_images_that_batch_norm_cannot_measure_are_refused(elle, photographs, tmp_path, words):
+    words = ["data=folder", f"root={photographs}", "model=preact-resnet18", "device=cpu", *words]
+    outcome = elle("train", *words, "--out", tmp_path / "run")
+    assert outcome.code == 2
+    assert "takes one image at a time" in outcome.err
+    assert not (tmp_path / "run").exists()
