@@ -4,7 +4,9 @@ import io
 import json
 import os
 import shutil
+from pathlib import Path
 
+import numpy
 import pytest
 
 from elle.cli import main
@@ -12,6 +14,7 @@ from elle.config import load_config
 from elle.data.registry import load_dataset
 from elle.engine.loop import train
 from elle.engine.run_files import run_directory
+from elle.errors import WorkError
 from elle.experiments.rundir import open_run
 from elle.watch import watch
 
@@ -179,3 +182,22 @@ def test_single_images_that_batch_norm_cannot_measure_are_refused(elle, photogra
     assert outcome.code == 2
     assert "takes one image at a time" in outcome.err
     assert not (tmp_path / "run").exists()
+
+
+def test_what_befell_a_run_that_left_no_checkpoint_is_not_told_of_the_next_one(settings):
+    with pytest.raises(WorkError, match="diverged"):
+        train(settings("lr=1e9"))
+    train(settings())
+    events = open_run(Path(settings().out)).events
+    assert [event["event"] for event in events] == ["finish"]
+
+
+def test_a_folder_is_no_checkpoint(elle, run_copy):
+    outcome = elle("train", "--from", run_copy, "--out", run_copy)
+    assert (outcome.code, "is a folder; name a file in it" in outcome.err) == (2, True)
+
+
+def test_a_file_of_one_split_is_told_what_a_root_is(elle, tmp_path):
+    numpy.savez(tmp_path / "train.npz", x=numpy.zeros((2, 8, 8), numpy.uint8), y=numpy.arange(2))
+    outcome = elle("train", "data=arrays", f"root={tmp_path / 'train.npz'}")
+    assert (outcome.code, "give train.npz and test.npz with x and y" in outcome.err) == (2, True)

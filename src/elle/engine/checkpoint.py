@@ -75,6 +75,8 @@ def packed(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `write_tensors` wrote; InputError names a file that is missing, truncated or not elle's."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name a file in it")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}

@@ -63,7 +63,9 @@ def train(
         with contextlib.ExitStack() as held, contextlib.closing(run.step.data):
             again = resume or restarts() > 0
             start = run.files.open(held, resume=again, start_from=start_from)
-            if start is not None:
+            if start is None:
+                run.files.begin()
+            else:
                 run.resume(start)
             run.files.configure(run.config)
             try:

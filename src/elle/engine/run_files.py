@@ -59,6 +59,11 @@ class RunFiles:
 
         self.ranks.from_first(write)
 
+    def begin(self) -> None:
+        """Forget what has befallen a run that began here before and never came to a checkpoint."""
+        if self.ranks.first:
+            checkpoint.write_lines(self.directory / "events.jsonl", [])
+
     def append(self, name: str, value: Any) -> None:
         """One more line in one of the files."""
         if self.ranks.first:
