@@ -160,6 +160,12 @@ def check_launched(devices: int) -> None:
         )
 
 
+def check_not_launched() -> None:
+    """Refuse to evaluate in each of torchrun's processes, which would get in one another's way."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and ranks_announced() > 1:
+        raise InputError("elle evaluate uses several GPUs by itself; start it without torchrun, with --devices 0,1")
+
+
 def restarts() -> int:
     """How often torchrun has started this job again after a failure (--max-restarts)."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
