@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -123,6 +124,11 @@ class Ranks:
             return [value]
         values: list[Any] = [None] * self.count
         with _contact():
+            # Some come minutes before the others: they wait in Python, which hears a signal, as a message does not.
+            ready = dist.barrier(group=self.control, async_op=True)
+            while not ready.is_completed():
+                time.sleep(0.01)
+            ready.wait()
             dist.all_gather_object(values, value, group=self.control)
         return values
 
@@ -211,7 +217,11 @@ def _meet(device: torch.device, one_machine: bool) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise InputError(f"the environment has WORLD_SIZE={os.environ['WORLD_SIZE']} but no {name}; {_REMEDY}")
-    store, rank, count = next(rendezvous("env://", timeout=START_TIMEOUT))
+    place = f"MASTER_ADDR={os.environ['MASTER_ADDR']}, MASTER_PORT={os.environ['MASTER_PORT']}"
+    try:
+        store, rank, count = next(rendezvous("env://", timeout=START_TIMEOUT))
+    except (RuntimeError, ValueError) as problem:  # a port that is taken, or none at all
+        raise InputError(f"the ranks cannot meet at {place}: {_said_in(problem)}") from None
     if one_machine:
         # torchrun keeps its store over restarts, with the addresses of the dead in it. Several machines may count
         # their restarts differently, so there the store is left as it is (docs/scaling.md).
@@ -238,7 +248,7 @@ def _contact() -> Iterator[None]:
         ) from None
 
 
-def _said_in(problem: RuntimeError) -> str:
+def _said_in(problem: Exception) -> str:
     """The first sentence of a library's message, without the place in its source that it begins with."""
     first = (str(problem).splitlines() or ["no reason given"])[0]
     return re.sub(r"^\[[^\]]*/[^\]]*\] *", "", first).partition(". ")[0][:160]
