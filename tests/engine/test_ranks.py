@@ -1,5 +1,6 @@
 """Two ranks train as one process with the same batch, stop together, and continue as one another."""
 
+import importlib
 import json
 import os
 import shutil
@@ -413,3 +414,21 @@ def test_half_an_announcement_of_a_job_is_refused_in_a_line(said, message, monke
     with pytest.raises(InputError, match=message):
         train(load_config([*QUICK, "max_steps=1", f"out={tmp_path / 'run'}"]))
     assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_ends_a_rank_that_waits_for_others_which_never_come(monkeypatch, tmp_path):
+    """The waiting is a library's, from which no handler of Python's is called."""
+    announced = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in announced.items():
+        monkeypatch.setenv(name, value)
+    handlers = [signal.getsignal(signal.SIGINT)]
+
+    def meeting(*_, **known):
+        handlers.append(signal.getsignal(signal.SIGINT))
+        raise RuntimeError("nobody is here")
+
+    monkeypatch.setattr(importlib.import_module("torch.distributed.rendezvous"), "rendezvous", meeting)
+    with pytest.raises(InputError, match="cannot meet at .*: nobody is here"):
+        train(load_config([*QUICK, f"out={tmp_path / 'run'}"]))
+    assert handlers[1] is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is handlers[0]

@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -218,22 +219,36 @@ def _meet(device: torch.device, one_machine: bool) -> None:
         if name not in os.environ:
             raise InputError(f"the environment has WORLD_SIZE={os.environ['WORLD_SIZE']} but no {name}; {_REMEDY}")
     place = f"MASTER_ADDR={os.environ['MASTER_ADDR']}, MASTER_PORT={os.environ['MASTER_PORT']}"
-    try:
-        store, rank, count = next(rendezvous("env://", timeout=START_TIMEOUT))
-    except (RuntimeError, ValueError) as problem:  # a port that is taken, or none at all
-        raise InputError(f"the ranks cannot meet at {place}: {_said_in(problem)}") from None
-    if one_machine:
-        # torchrun keeps its store over restarts, with the addresses of the dead in it. Several machines may count
-        # their restarts differently, so there the store is left as it is (docs/scaling.md).
-        store = dist.PrefixStore(f"restart-{restarts()}", store)  # type: ignore[attr-defined]
-    store.set(f"rank-{rank}", "here")
-    store.wait([f"rank-{one}" for one in range(count)], START_TIMEOUT)  # some start faster
+    with _ended_by_ctrl_c():
+        try:
+            store, rank, count = next(rendezvous("env://", timeout=START_TIMEOUT))
+        except (RuntimeError, ValueError) as problem:  # a port that is taken, or none at all
+            raise InputError(f"the ranks cannot meet at {place}: {_said_in(problem)}") from None
+        if one_machine:
+            # torchrun keeps its store over restarts, with the addresses of the dead in it. Several machines may count
+            # their restarts differently, so there the store is left as it is (docs/scaling.md).
+            store = dist.PrefixStore(f"restart-{restarts()}", store)  # type: ignore[attr-defined]
+        store.set(f"rank-{rank}", "here")
+        store.wait([f"rank-{one}" for one in range(count)], START_TIMEOUT)  # some start faster
     known: dict[str, Any] = {"store": store, "rank": rank, "world_size": count, "timeout": STEP_TIMEOUT}
     if device.type == "cuda":
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device, **known)
     else:
         dist.init_process_group("gloo", **known)
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Ctrl-C ends the process itself while it waits in a library, which would not return to Python to hear of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may install handlers
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
