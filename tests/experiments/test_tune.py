@@ -117,7 +117,7 @@ def test_workers_share_what_they_have_found_in_one_database(tmp_path):
 
 
 def test_a_search_that_ends_in_an_error_shows_no_traceback(tmp_path, caplog, monkeypatch):
-    optuna = pytest.importorskip("optuna")
+    pytest.importorskip("optuna")
     monkeypatch.setattr(logging.getLogger("optuna"), "propagate", True)
 
     def no_data(config):
