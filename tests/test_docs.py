@@ -15,7 +15,10 @@ from elle.experiments.recipe import load_recipe
 from elle.methods import METHODS, configured, find_method
 
 ROOT = Path(__file__).parent.parent
-PAGES = {str(file.relative_to(ROOT)): file.read_text() for file in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+PAGES = {
+    str(file.relative_to(ROOT)): file.read_text()
+    for file in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = typer.main.get_command(app)
 
