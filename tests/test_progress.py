@@ -1,9 +1,5 @@
 """What stands beside the progress bar while a run trains."""
 
-from types import SimpleNamespace
-
-import pytest
-
 from elle.config import load_config
 from elle.engine.monitor import Verdict
 from elle.progress import TrainingProgress
@@ -37,26 +33,3 @@ def test_an_epoch_is_told_in_words_that_fit_every_method(capsys):
     said = capsys.readouterr().out
     assert "1 epoch of batch 64" in said
     assert "training  50.0%" in said  # ten steps are no single-step attack
-
-
-@pytest.mark.parametrize(
-    ("steps", "done", "taken", "step", "left"),
-    [
-        (40, 0, 10, 10, "left 60 s"),
-        (40, 20, 10, 30, "left 20 s"),
-        (40, 40, 0, 40, "left 0 s"),  # resumed with nothing left to train
-        (40, 20, 10, 15, "left 50 s"),  # rolled back to before where it was resumed
-    ],
-)
-def test_the_time_left_follows_the_pace_of_this_process(monkeypatch, capsys, steps, done, taken, step, left):
-    seconds = iter([0, 2 * taken + 0.001])
-    progress = TrainingProgress()
-    monkeypatch.setattr("elle.progress.time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    watcher = progress.watcher()
-    watcher.started(load_config(["data=digits"]).resolved(), steps, done)
-    for number in range(taken):
-        watcher.stepped(done + number + 1)
-    watcher.recorded(
-        {"epoch": 1, "step": step, "loss": 1.0, "accuracy": 0.5, "error": None, "weight": None, "seconds": 1}
-    )
-    assert capsys.readouterr().out.rstrip().endswith(left)

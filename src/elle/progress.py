@@ -30,7 +30,7 @@ class TrainingProgress:
             disable=not self.console.is_terminal,
         )
         self.task = self.bar.add_task("training", total=None)
-        self.steps = self.taken = 0  # of the run; in this process, those included that a rollback undoes
+        self.steps = self.done_before = 0
         self.epochs: int | None = None
         self.started = time.monotonic()
 
@@ -49,7 +49,7 @@ class TrainingProgress:
         return Watcher(self._started, self._stepped, self._recorded, self._said, self._judged, self._looked)
 
     def _started(self, config: Config, steps: int, done: int) -> None:
-        self.steps, self.taken, self.epochs, self.started = steps, 0, config.epochs, time.monotonic()
+        self.steps, self.done_before, self.epochs, self.started = steps, done, config.epochs, time.monotonic()
         self.bar.update(self.task, total=steps, completed=done)
         from elle.config import format_radius
 
@@ -59,12 +59,12 @@ class TrainingProgress:
         )
 
     def _stepped(self, step: int) -> None:
-        self.taken += 1
         if not self.bar.disable:
             self.bar.update(self.task, completed=step)
 
     def _recorded(self, record: dict[str, Any]) -> None:
-        left = (time.monotonic() - self.started) / max(1, self.taken) * (self.steps - record["step"])
+        share = (record["step"] - self.done_before) / max(1, self.steps - self.done_before)
+        left = (time.monotonic() - self.started) * (1 - share) / max(share, 1e-9)
         self._said(f"{describe_record(record, self.epochs)}  left {left:.0f} s")
 
     def _judged(self, verdict: Verdict) -> None:
