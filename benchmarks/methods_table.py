@@ -61,18 +61,25 @@ def table() -> str:
     for radius in sorted({run["eps"] for run in runs}):
         eps = format_radius(radius)
         lines += [f"eps {eps}:", "", f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
+        notes: list[str] = []
         for run in (run for run in runs if run["eps"] == radius):
-            method = run["method"]
+            method, other = run["method"], " ".join(run.get("settings", []))
             step = steps.get(method)
+            if other and other not in notes:
+                notes.append(other)
             cells = [
-                f"`{method}`",
+                f"`{method}`" + (f" ({notes.index(other) + 1})" if other else ""),
                 *(f"{100 * run['test'][name]['accuracy']:.1f}" for name in ("clean", "pgd-20")),
                 f"epoch {run['collapse_epoch']}" if run["collapse_epoch"] else "no",
                 *([f"{step['ms'] * STEPS / 1000:.2f}", f"{step['peak_mib']:.0f}"] if step else ["", ""]),
                 *(printed(method, eps, metric) for metric in ("clean", "autoattack")),
             ]
             lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
+        lines += [
+            "",
+            *(f"({number}) with `{note}`  " for number, note in enumerate(notes, 1)),
+            *([""] if notes else []),
+        ]
     return "\n".join(lines[:-1])
 
 

@@ -417,3 +417,18 @@ def test_the_penalty_on_cifar10_weighs_what_the_paper_chose(words, weight):
 def test_what_a_value_should_be_is_said_in_plain_words(word, wanted):
     with pytest.raises(InputError, match=f"it should be {wanted}"):
         load_config([word])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["method=elle-a"], "none"),
+        (["method=slat"], "dataset"),
+        (["method=slat+elle-a"], "dataset"),
+        (["method=slat", "normalise=none"], "none"),
+        (["method=fgsm", "normalise=dataset"], "dataset"),
+    ],
+)
+def test_images_are_normalised_where_a_method_is_meant_for_that(words, expected):
+    resolved = load_config(["data=digits", *words]).resolved()
+    assert resolved.normalise == resolved.resolved().normalise == expected

@@ -14,7 +14,7 @@ from elle.core.schedules import SCHEDULES
 from elle.data.phases import Phase, format_phases, parse_phases
 from elle.data.registry import find_dataset
 from elle.errors import InputError, nearest
-from elle.published import penalty_weight
+from elle.published import normalisation, penalty_weight
 
 Value = TypeVar("Value")
 
@@ -184,6 +184,8 @@ class Config(BaseModel):
             defaults |= {"epochs": chosen.epochs, "lr": chosen.lr, "batch": chosen.batch}
         defaults |= _of_phases(self.phases)
         open_keys = {key: value for key, value in defaults.items() if getattr(self, key) is None}
+        if "normalise" not in self.model_fields_set:
+            open_keys["normalise"] = normalisation(self.method)
         penalty = self.method.rpartition("+")[2]
         if self.weight is not None and penalty not in dataset.weights:
             raise InputError(

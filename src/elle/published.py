@@ -43,6 +43,11 @@ def fast_bat_rate(data: str, eps: float, model: str) -> dict[str, dict[str, Any]
     return {"loss": {"rate": (5000 if eps < 8.5 / 255 else 2000) / 255}}
 
 
+def normalisation(method: str) -> str:
+    """What `normalise` is for a method: the steps of SLAT inside a network are meant for normalised images."""
+    return "dataset" if method.partition("+")[0] == "slat" else "none"
+
+
 def penalty_weight(method: str, data: str, eps: float, model: str) -> float | None:
     """The paper's lambda_max for ELLE-A on top of another method (Appendix B.2); None where it has none of its own."""
     if method == "n-fgsm+elle-a":

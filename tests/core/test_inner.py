@@ -238,7 +238,7 @@ def channel_range(values):
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_latent_step_moves_an_activation_along_the_sign_of_its_gradient_inside_its_range(place):
     network, (x, y) = conv_net(), images(8)
-    output, moved, points = latent_pass(LatentStep(layers=str(place)), network, x, y, place)
+    output, moved, points = latent_pass(LatentStep(latent=1, bounded=True, layers=str(place)), network, x, y, place)
     leaf = x.clone().requires_grad_()
     hidden = network[: place + 1](leaf)
     loss = F.cross_entropy(network[place + 1 :](hidden), y)
@@ -254,7 +254,7 @@ def test_unbounded_a_latent_step_is_whole_and_the_image_stays_in_the_pixel_range
     """The form of the authors of SLAT, whose latent step is 1.8 eps."""
     network, (x, y) = conv_net(), images(8)
     x = (0.2 + 0.6 * x).clamp(max=0.99)
-    loss = LatentStep(latent=1.8, bounded=False, layers="0")
+    loss = LatentStep(layers="0")
     output, moved, points = latent_pass(loss, network, x, y, 0)
     leaf = x.clone().requires_grad_()
     hidden = network[0](leaf)
@@ -269,7 +269,7 @@ def test_unbounded_a_latent_step_is_whole_and_the_image_stays_in_the_pixel_range
 
 def test_a_latent_step_of_a_linear_layer_has_no_range():
     network, (x, y) = smooth_net(64), images(8)
-    output, moved, _ = latent_pass(LatentStep(layers="1"), network, x, y, 1)
+    output, moved, _ = latent_pass(LatentStep(latent=1, bounded=True, layers="1"), network, x, y, 1)
     torch.testing.assert_close((moved - output).abs(), torch.full_like(output, EPS), rtol=1e-4, atol=1e-6)
 
 
@@ -325,7 +325,7 @@ def test_a_layer_that_is_called_twice_is_moved_at_each_call():
             output = network.shared(hidden)
             hidden = (output + EPS * slope.sign()).clamp(*channel_range(output)).tanh()
         expected = network.last(hidden.flatten(1))
-    _, logits = LatentStep(alpha=0, layers="shared")(network, x, y, x, EPS, when())
+    _, logits = LatentStep(alpha=0, latent=1, bounded=True, layers="shared")(network, x, y, x, EPS, when())
     torch.testing.assert_close(logits, expected)
 
 

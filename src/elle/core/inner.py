@@ -128,13 +128,10 @@ class LatentStep:
 
     alpha: float = 0.9
     """The input's step, in units of eps."""
-    latent: float = 1.0
-    """The activations' step, in units of eps: the ELLE paper's code steps 1.8 eps and holds it to eps."""
-    bounded: bool = True
-    """Hold images and activations to each channel's own range in each image, as that code does.
-
-    The authors of SLAT hold the image to [0, 1] and nothing else (their latent step is 1.8 eps).
-    """
+    latent: float = 1.8
+    """The activations' step, in units of eps; the ELLE paper's code holds it to eps."""
+    bounded: bool = False
+    """Hold images and activations to each channel's own range in each image, as that code does, instead of [0, 1]."""
     layers: str = ""
     """Names of modules, with commas; none: the first convolution and the first stage, as published."""
 
