@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from elle.engine.weight_gradients import Beside, convolution_beside
+
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 """Autocast computes these in half precision. No class derived from them: it may do something else with its weights."""
 
@@ -22,16 +24,18 @@ class _Copies(torch.autograd.Function):
     """Copies of `weights` in float16; their gradients come back in float32."""
 
     @staticmethod
-    def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, beside: Beside, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
+        ctx.beside = beside
         return tuple(_converted(weights, torch.float16))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.beside.finish()
         found = [gradient for gradient in gradients if gradient is not None]
         wide = iter(_converted(found, torch.float32))
-        return tuple(None if gradient is None else next(wide) for gradient in gradients)
+        return None, *(None if gradient is None else next(wide) for gradient in gradients)
 
 
 def _converted(tensors: Any, dtype: torch.dtype) -> list[Tensor]:
@@ -54,11 +58,19 @@ def half_weights(model: nn.Module) -> Iterator[None]:
         for name, parameter in layer._parameters.items()
         if parameter is not None and parameter.dtype is torch.float32
     ]
-    copies = _Copies.apply(*(parameter for _, _, parameter in hidden)) if hidden else ()  # type: ignore[no-untyped-call]
-    for (layer, name, _), copy in zip(hidden, copies, strict=True):
-        layer.__dict__[name] = copy
+    if not hidden:
+        yield
+        return
+    beside = Beside(hidden[0][2].device)
+    copies = _Copies.apply(beside, *(parameter for _, _, parameter in hidden))  # type: ignore[no-untyped-call]
+    shown = [(layer, name, copy) for (layer, name, _), copy in zip(hidden, copies, strict=True)]
+    for layer in {layer for layer, _, _ in hidden if type(layer) is nn.Conv2d}:
+        shown.append((layer, "_conv_forward", convolution_beside(layer, beside)))
+    shown = [one for one in shown if one[2] is not None]
+    for layer, name, value in shown:
+        layer.__dict__[name] = value
     try:
         yield
     finally:
-        for layer, name, _ in hidden:
+        for layer, name, _ in shown:
             del layer.__dict__[name]

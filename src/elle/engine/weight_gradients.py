@@ -1,0 +1,113 @@
+"""Convolutions whose weight gradients are computed on a stream of their own.
+
+A backward pass goes from layer to layer, and each waits for the one before. What nothing waits for until the update are
+the weights' gradients: beside that chain, they fill a GPU that its small kernels leave half idle.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from elle.core.second_order.convolution import asked_for
+
+BEHIND = 3
+"""So many weight gradients may be under way; the images and gradients that they read are kept as long."""
+
+Settings = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
+"""Of a convolution: stride, padding, dilation and groups."""
+
+
+class Beside:
+    """Work beside a device's current stream, within one step; on a CPU it is simply done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.side = _side(device) if device.type == "cuda" else None
+        self.under_way: deque[tuple[Any, tuple[Tensor, ...]]] = deque()
+        self.found: dict[int, Tensor] = {}
+        """The gradient of each weight that has one, by its place in memory."""
+
+    def start(self, weight: Tensor, work: Callable[[], Tensor], *read: Tensor) -> Tensor | None:
+        """Have `work` compute a gradient of `weight`; returned, unfinished, if it is the first, else added to that."""
+        if self.side is None:
+            return work()
+        current = torch.cuda.current_stream()
+        while len(self.under_way) >= BEHIND:
+            self._wait(current)
+        self.side.wait_stream(current)
+        with torch.cuda.stream(self.side):
+            gradient = work()
+            first = self.found.setdefault(weight.data_ptr(), gradient)
+            if first is not gradient:
+                first += gradient
+            done = self.side.record_event()
+        # What is read would be given away once the current stream has no use for it.
+        self.under_way.append((done, (*read, gradient)))
+        return gradient if first is gradient else None
+
+    def finish(self) -> None:
+        """Have the current stream wait for all that is under way."""
+        while self.under_way:
+            self._wait(torch.cuda.current_stream())
+        self.found.clear()
+
+    def _wait(self, current: Any) -> None:
+        done, _ = self.under_way.popleft()
+        current.wait_event(done)
+
+
+@functools.cache
+def _side(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+class _Convolution(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, settings: Settings, beside: Beside) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.settings, ctx.beside = settings, beside
+        stride, padding, dilation, groups = settings
+        return torch.conv2d(x, weight, None, stride, padding, dilation, groups)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        gradient = functools.partial(_gradient, g, x, weight, ctx.settings)
+        for_weight = None
+        if asked_for(ctx, 1):
+            for_weight = ctx.beside.start(weight, functools.partial(gradient, 1), g, x)
+        return gradient(0) if asked_for(ctx, 0) else None, for_weight, None, None
+
+
+def _gradient(g: Tensor, x: Tensor, weight: Tensor, settings: Settings, of: int) -> Tensor:
+    """Of the convolution's images (0) or weights (1)."""
+    stride, padding, dilation, groups = settings
+    asked = [of == 0, of == 1, False]
+    found = torch.ops.aten.convolution_backward(
+        g, x, weight, None, stride, padding, dilation, False, [0, 0], groups, asked
+    )  # fmt: skip
+    gradient: Tensor = found[of]
+    return gradient
+
+
+def convolution_beside(layer: nn.Conv2d, beside: Beside) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+    """What takes the place of the layer's `_conv_forward`; None for a layer that it does not suit."""
+    if layer.bias is not None or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        return None
+    settings = (layer.stride, layer.padding, layer.dilation, layer.groups)
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if x.dim() != 4 or not torch.is_grad_enabled():
+            return torch.conv2d(x, weight, bias, *settings)
+        y: Tensor = _Convolution.apply(x.to(weight.dtype), weight, settings, beside)  # type: ignore[no-untyped-call]
+        return y
+
+    return forward
