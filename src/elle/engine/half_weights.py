@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from elle.engine.weight_gradients import Beside, convolution_beside
+from elle.engine.weight_gradients import Beside, suits
 
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 """Autocast computes these in half precision. No class derived from them: it may do something else with its weights."""
@@ -63,10 +63,9 @@ def half_weights(model: nn.Module) -> Iterator[None]:
         return
     beside = Beside(hidden[0][2].device)
     copies = _Copies.apply(beside, *(parameter for _, _, parameter in hidden))  # type: ignore[no-untyped-call]
+    shown: list[tuple[nn.Module, str, Any]]
     shown = [(layer, name, copy) for (layer, name, _), copy in zip(hidden, copies, strict=True)]
-    for layer in {layer for layer, _, _ in hidden if type(layer) is nn.Conv2d}:
-        shown.append((layer, "_conv_forward", convolution_beside(layer, beside)))
-    shown = [one for one in shown if one[2] is not None]
+    shown += [(layer, "_conv_forward", beside.convolution(layer)) for layer, _, _ in hidden if suits(layer)]
     for layer, name, value in shown:
         layer.__dict__[name] = value
     try:

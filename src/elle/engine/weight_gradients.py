@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -58,9 +58,29 @@ class Beside:
             self._wait(torch.cuda.current_stream())
         self.found.clear()
 
+    def convolution(self, layer: nn.Conv2d) -> Callable[[Tensor, Tensor, None], Tensor]:
+        """What takes the place of the `_conv_forward` of a layer that `suits`."""
+        settings = (layer.stride, layer.padding, layer.dilation, layer.groups)
+
+        def forward(x: Tensor, weight: Tensor, bias: None) -> Tensor:
+            y: Tensor = _Convolution.apply(x.to(weight.dtype), weight, settings, self)  # type: ignore[no-untyped-call]
+            return y
+
+        return forward
+
     def _wait(self, current: Any) -> None:
         done, _ = self.under_way.popleft()
         current.wait_event(done)
+
+
+def suits(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Whether a layer's weight gradients may be computed beside: a plain convolution without a bias."""
+    return (
+        type(layer) is nn.Conv2d
+        and layer.bias is None
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+    )
 
 
 @functools.cache
@@ -96,18 +116,3 @@ def _gradient(g: Tensor, x: Tensor, weight: Tensor, settings: Settings, of: int)
     )  # fmt: skip
     gradient: Tensor = found[of]
     return gradient
-
-
-def convolution_beside(layer: nn.Conv2d, beside: Beside) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
-    """What takes the place of the layer's `_conv_forward`; None for a layer that it does not suit."""
-    if layer.bias is not None or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-        return None
-    settings = (layer.stride, layer.padding, layer.dilation, layer.groups)
-
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if x.dim() != 4 or not torch.is_grad_enabled():
-            return torch.conv2d(x, weight, bias, *settings)
-        y: Tensor = _Convolution.apply(x.to(weight.dtype), weight, settings, beside)  # type: ignore[no-untyped-call]
-        return y
-
-    return forward
