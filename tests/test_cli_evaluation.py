@@ -15,7 +15,7 @@ from torch import nn
 
 from elle.data.registry import DATASETS, Dataset
 from elle.data.sources import ImageSet, Split
-from elle.engine.assessment import Files
+from elle.evaluation.units import Files
 
 from .test_cli import assert_one_line
 

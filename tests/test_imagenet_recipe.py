@@ -42,7 +42,7 @@ def test_a_rehearsal_keeps_what_the_recipe_says_of_the_training(tmp_path, monkey
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     args = Namespace(method="n-fgsm+elle-a", eps="8/255", images=4096, shrink=4, model=None, workers=0)
     small = import_module("imagenet").scaled(args, tmp_path, tmp_path)
-    assert small.phases == ((2, 32, 128), (2, 56, 56), (1, 72, 32))
+    assert small.phases == ((6, 32, 128), (3, 56, 56), (2, 72, 32))
     assert small.options["weight"] == {"history": 500, "ramp": 32}
     (run,) = load_recipe("table-1").runs(1, only={"method": args.method, "eps": args.eps})
     assert small.resolved().differences(run.resolved()) == [
@@ -61,12 +61,13 @@ def test_a_small_run_of_the_recipe_completes_in_three_phases(method, tmp_path, m
     result = json.loads(file.read_text())
     *epochs, last = capsys.readouterr().out.splitlines()
     assert json.loads(last) == result
-    assert [json.loads(line)["epoch"] for line in epochs] == [1, 2, 3, 3, 4, 5]  # cut within the third
+    seventh_cut = [*range(1, 8), *range(7, 12)]
+    assert [json.loads(line)["epoch"] for line in epochs] == seventh_cut
     assert [(row["epochs"], row["image_size"], row["batch"]) for row in result["phases"]] == [
-        (2, 8, 32),
-        (2, 14, 14),
-        (1, 18, 8),
+        (6, 8, 32),
+        (3, 14, 14),
+        (2, 18, 8),
     ]
     # 32 images less 2 held out: one batch, of all, then two of 14, then three of 8; cut after one of the second phase.
-    assert (result["resumed_at_step"], result["steps"]) == (3, 2 * 1 + 2 * 2 + 3)
+    assert (result["resumed_at_step"], result["steps"]) == (7, 6 * 1 + 3 * 2 + 2 * 3)
     assert set(result["accuracy"]) == {"clean", "pgd-50-10"}

@@ -105,8 +105,10 @@ def _abandoned(path: Path) -> bool:
 
     It was killed, or is on another machine, whose locks may not be seen here.
     """
+    if is_running(path):
+        return False  # files come and go while we look
     latest = max((file.stat().st_mtime for file in path.iterdir()), default=0.0)
-    return not is_running(path) and time.time() - latest > _SILENCE
+    return time.time() - latest > _SILENCE
 
 
 def _said(run: RunDirectory) -> list[str]:

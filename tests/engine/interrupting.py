@@ -1,12 +1,15 @@
 """Ways to cut a run short, and what must be the same when it has been continued; shared by the tests."""
 
+import contextlib
 import json
 import os
 
+import pytest
 import torch
 
 from elle.engine import checkpoint
 from elle.engine.loop import Watcher
+from elle.evaluation.units import Files
 
 
 def records(run):
@@ -55,3 +58,25 @@ def signal_after_step(last, number):
             os.kill(os.getpid(), number)
 
     return Watcher(stepped=stepped)
+
+
+@contextlib.contextmanager
+def kept_units(end_after=None, with_problem=PulledPlugError):
+    """The names of the units that are done and kept meanwhile; so many, where that is not all, and the work ends."""
+    names, save = [], Files.save
+
+    def recorded(self, unit, outcome):
+        save(self, unit, outcome)
+        names.append(unit.name)
+        if len(names) == end_after:
+            raise with_problem("ended")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Files, "save", recorded)
+        yield names
+
+
+def accuracies(run):
+    """What a run's final evaluation found, but for the time it took."""
+    found = json.loads((run / "result.json").read_text())["test"]
+    return {name: one | {"seconds": 0} for name, one in found.items()}

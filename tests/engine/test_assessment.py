@@ -45,7 +45,7 @@ def whole(finished_run, tmp_path_factory):
 def test_killed_and_resumed_is_uninterrupted(finished_run, whole, tmp_path):
     words = ["evaluate", finished_run, "--attack", ATTACKS, "--limit", 100, "--chunk", 20, "--out", tmp_path]
     # Slowed down, so that it is killed in the middle and not before or after.
-    slow = "import time; from elle.engine.assessment import Files; save = Files.save\n"
+    slow = "import time; from elle.evaluation.units import Files; save = Files.save\n"
     slow += "def slowly(*a): save(*a); time.sleep(0.3)\n"
     slow += f"Files.save = slowly; import sys; sys.argv = {['elle', *map(str, words)]!r}\n"
     slow += "from elle.cli import main; main()"

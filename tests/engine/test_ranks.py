@@ -14,16 +14,20 @@ import torch.multiprocessing as mp
 
 from elle.config import load_config
 from elle.core.losses import CrossEntropy
-from elle.engine import checkpoint
+from elle.data.registry import load_dataset
+from elle.engine import checkpoint, outcome
 from elle.engine.loop import train
 from elle.engine.ranks import ALONE, LOST, Ranks, _contact
+from elle.engine.run_files import FINAL
 from elle.engine.step import RECORDED, Step
+from elle.engine.trained import load_run
 from elle.errors import InputError, WorkError
 from elle.evaluation.evaluate import evaluate
 from tests.networks import conv_net, images
 
 from ..conftest import QUICK
 from ..data.photographs import write_folder
+from .interrupting import accuracies, kept_units
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
 METHODS = ["fgsm", "elle-a", "n-fgsm+elle-a", "gradalign", "free"]
@@ -59,6 +63,19 @@ def evaluated(part=(0, 1), exchange=lambda own: [own]):
     x, y = images(100)
     found = evaluate(conv_net(), x, y, "clean,pgd-2", 0.1, chunk=30, part=part, exchange=exchange)
     return {name: one | {"seconds": 0} for name, one in found.items()}
+
+
+def cut_in_their_final_evaluation(rank, folder):
+    """Two runs end after the first unit of each rank: on one disk, and on a disk each, where it is gone on with."""
+    own_disk = configuration(f"{folder}/{'first' if rank == 0 else 'second'}-disk", "fgsm")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outcome, "default_chunk", lambda *_: 100)
+        for config in (configuration(f"{folder}/one-disk", "fgsm"), own_disk):
+            with kept_units(end_after=1, with_problem=WorkError):
+                assert interrupted(lambda config=config: train(config)) == "ended"
+        with kept_units() as done:
+            result = train(own_disk, resume=True)["test"]
+    return done, {name: one | {"seconds": 0} for name, one in result.items()}
 
 
 def interrupted(work):
@@ -106,6 +123,7 @@ def worker(rank, folder):
     said["average"] = [torch.full((2,), float(rank)), torch.full((1, 3), 10.0 * rank)]
     Ranks(rank, 2).average(said["average"])
     said["evaluated"] = evaluated((rank, 2), Ranks(rank, 2).exchanged)
+    said["done"], said["final"] = cut_in_their_final_evaluation(rank, folder)
     said["refused"] = refusal(configuration(f"{folder}/odd", "fgsm", "batch=49"))
     torch.save(said, f"{folder}/rank-{rank}.pt")
     dist.destroy_process_group()
@@ -199,6 +217,32 @@ def test_two_ranks_train_in_phases_on_streamed_images_as_one_process(two, tmp_pa
 def test_the_shares_of_an_evaluation_are_the_evaluation(two):
     for rank in range(2):
         assert torch.load(two / f"rank-{rank}.pt")["evaluated"] == evaluated()
+
+
+@pytest.fixture
+def final(two):
+    """What the final evaluation of two ranks' network finds, in five chunks and nothing in between."""
+    test = load_dataset("digits", None).test
+    model = load_run(two / "fgsm").model
+    found = evaluate(model, test.x, test.y, "clean,pgd-2", 0.1, batch=500, seed=1, chunk=100)
+    return {name: one | {"seconds": 0} for name, one in found.items()}
+
+
+def test_ranks_on_separate_disks_go_on_each_with_its_own_part_of_a_final_evaluation(two, final):
+    said = [torch.load(two / f"rank-{rank}.pt") for rank in range(2)]
+    assert [len(one["done"]) for one in said] == [2 * 3 - 1, 2 * 2 - 1]
+    assert said[0]["final"] == said[1]["final"] == accuracies(two / "first-disk") == final
+    assert not (two / "first-disk" / FINAL).exists()
+    assert not (two / "second-disk" / FINAL).exists()
+
+
+def test_one_process_goes_on_with_what_two_ranks_have_done_of_a_final_evaluation(two, final, monkeypatch):
+    monkeypatch.setattr(outcome, "default_chunk", lambda *_: 100)
+    with kept_units() as done:
+        train(configuration(two / "one-disk", "fgsm"), resume=True)
+    assert len(done) == 2 * 5 - 2
+    assert accuracies(two / "one-disk") == final
+    assert not (two / "one-disk" / FINAL).exists()
 
 
 @pytest.mark.parametrize("method", METHODS)

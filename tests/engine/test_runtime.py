@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from elle.engine.loop import train
-from elle.engine.runtime import GraphedStep, autocast, pick_device, pick_precision, stop_signals
-from elle.errors import InputError
+from elle.engine.runtime import GraphedStep, autocast, pick_device, pick_precision, stop_signals, stopped_at_once
+from elle.errors import InputError, Interrupted
 
 CPU = torch.device("cpu")
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -116,6 +116,20 @@ def test_outside_the_main_thread_nothing_is_handled_and_nothing_fails():
     thread.start()
     thread.join()
     assert seen == [None]
+
+
+def test_work_that_is_ended_by_a_signal_is_not_ended_again_by_the_next():
+    def work():
+        with stopped_at_once(lambda: "; two are saved"):
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(Interrupted, match=r"^stopped by SIGINT; two are saved$"):
+        work()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_a_captured_step_that_nobody_holds_is_freed_at_once(monkeypatch):

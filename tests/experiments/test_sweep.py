@@ -274,6 +274,16 @@ def test_a_run_directory_travels_with_its_newest_checkpoint(tmp_path):
     (old / ".lock").write_text("pid 1")
     (tmp_path / "b" / "checkpoints").mkdir(parents=True)
     (tmp_path / "b" / "checkpoints" / "step-00000010.safetensors").write_text("10")
+    (tmp_path / "b" / "final.parts" / "0a").mkdir(parents=True)
+    (tmp_path / "b" / "final.parts" / "0a" / "clean.00000.npz").write_text("of an evaluation that has ended since")
     unpack(pack(old), tmp_path / "b")
     there = sorted(str(path.relative_to(tmp_path / "b")) for path in (tmp_path / "b").rglob("*") if path.is_file())
     assert there == ["checkpoints/step-00000020.safetensors", "result.json"]
+
+
+def test_a_run_travels_with_what_is_done_of_its_final_evaluation(tmp_path):
+    part = Path("final.parts", "0a", "clean.00000.npz")
+    (tmp_path / "a" / part).parent.mkdir(parents=True)
+    (tmp_path / "a" / part).write_text("done")
+    unpack(pack(tmp_path / "a"), tmp_path / "b")
+    assert (tmp_path / "b" / part).read_text() == "done"

@@ -11,13 +11,11 @@ import shutil
 import signal
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -25,12 +23,12 @@ import torch
 
 from elle.config import format_radius
 from elle.engine.checkpoint import RunLock
-from elle.engine.runtime import pick_device
+from elle.engine.runtime import pick_device, stopped_at_once
 from elle.engine.subject import Source, Subject, load_subject
-from elle.errors import InputError, WorkError, stopped_by
+from elle.errors import InputError, WorkError
 from elle.evaluation.evaluate import device_name, record_of
 from elle.evaluation.names import parse_attacks
-from elle.evaluation.units import Outcome, Settings, Unit, count_chunks, plan
+from elle.evaluation.units import Files, Settings, count_chunks, plan
 from elle.evaluation.worker import Worker
 from elle.files import write_atomically, write_json
 
@@ -48,37 +46,6 @@ class Job:
     settings: Settings
     count: int
     keep: bool = False
-
-
-class Files:
-    """Outcomes as files of a directory, each written atomically."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def load(self, unit: Unit) -> Outcome | None:
-        path = self.directory / f"{unit.name}.npz"
-        if not path.exists():
-            return None
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                seconds, facts = json.loads(str(arrays["rest"]))
-                return Outcome(arrays["broken"], seconds, facts)  # images stay in the file until they are wanted
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-            return None  # damaged from outside: done again
-
-    def examples(self, unit: Unit) -> dict[str, Any]:
-        """Where in its chunk the broken points are, and their adversarial images."""
-        with np.load(self.directory / f"{unit.name}.npz", allow_pickle=False) as arrays:
-            return {"index": arrays["broken"].nonzero()[0], "x_adv": arrays["x_adv"]}
-
-    def save(self, unit: Unit, outcome: Outcome) -> None:
-        content = io.BytesIO()
-        arrays: dict[str, Any] = {"broken": outcome.broken, "rest": json.dumps([outcome.seconds, outcome.facts])}
-        if outcome.x_adv is not None:
-            arrays["x_adv"] = outcome.x_adv
-        np.savez_compressed(content, **arrays)
-        write_atomically(self.directory / f"{unit.name}.npz", content.getvalue())
 
 
 def assess_run(
@@ -167,32 +134,19 @@ def _spelled(key: str, value: Any) -> str:
 
 @contextlib.contextmanager
 def _stoppable(parts: Path, total: int) -> Iterator[None]:
-    """SIGINT and SIGTERM stop at once: what is lost is the unit at work."""
+    """What ends it early costs the unit at work."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _Stopped(signal.Signals(number).name)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may install handlers
-        return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    except _Stopped as stopped:
+    def saved() -> str:
         count = len(list(parts.glob("*.npz")))
-        words = f"; {count} of {total} units are saved; the same command with --resume goes on"
-        raise stopped_by(str(stopped), words) from None
+        return f"; {count} of {total} units are saved; the same command with --resume goes on"
+
+    try:
+        with stopped_at_once(saved):
+            yield
     except torch.OutOfMemoryError:
         raise WorkError(
             "the device's memory is full; what is done is saved; go on with --resume and a smaller --batch"
         ) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class _Stopped(BaseException):
-    """A signal; no `except Exception` of anyone's network may swallow it."""
 
 
 def _run(

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from elle.config import given
-from elle.evaluation.evaluate import evaluate
+from elle.engine.run_files import FINAL
+from elle.engine.runtime import stopped_at_once
+from elle.engine.subject import file_digest, points_digest
+from elle.evaluation.evaluate import evaluate, search_precision
+from elle.evaluation.units import Files, Memory, Settings, Store, default_chunk
 from elle.version import __version__
 
 if TYPE_CHECKING:
     from elle.engine.loop import Run
 
 
+_SAVED = " in the final evaluation; what is done is saved; the same command with --resume goes on"
+
+
 def conclude(run: Run) -> dict[str, Any]:
     """Write the weights, evaluate on the test set, all ranks together, and write the result."""
-    with run.step.trained():
+    with run.step.trained(), stopped_at_once(lambda: _SAVED):
         final = _final(run)
     config, ranks = run.config, run.ranks
     epoch_seconds = [record["seconds"] for record in run.history]
@@ -37,7 +47,7 @@ def conclude(run: Run) -> dict[str, Any]:
         "train_seconds": round(sum(epoch_seconds), 3),
         "test": final,
     }
-    run.files.write_json("result.json", result)
+    run.files.conclude(result)
     run.files.event("finish", step=run.done)
     return result
 
@@ -55,18 +65,41 @@ def _collapse_epoch(run: Run) -> int | None:
 
 def _final(run: Run) -> dict[str, Any]:
     """Keep the network as it is now, and what it survives of the test set."""
-    config, model, ranks = run.config, run.step.model, run.ranks
+    config, model, ranks, test = run.config, run.step.model, run.ranks, run.images.test
     run.files.write_tensors("model.safetensors", model.state_dict(), run.model_header())
-    run.watcher.said(f"evaluating {config.final} on {len(run.images.test)} test images")
+    run.watcher.said(f"evaluating {config.final} on {len(test)} test images")
+    settings = Settings(
+        given(config.eps),
+        config.norm,
+        config.seed,
+        precision=search_precision(run.device),
+        batch=run.fitting(500),
+        chunk=default_chunk(run.device, test.x[0, 0].size),
+    )
     return evaluate(
         model,
-        run.images.test.x,  # moved to the device a chunk at a time
-        run.images.test.y,
+        test.x,  # moved to the device a chunk at a time
+        test.y,
         config.final,
-        given(config.eps),
-        norm=config.norm,
-        batch=run.fitting(500),
-        seed=config.seed,
+        **asdict(settings),
         part=(ranks.rank, ranks.count),
         exchange=ranks.exchanged,
+        store=_store(run, settings),
     )
+
+
+def _store(run: Run, settings: Settings) -> Store:
+    """Where units are kept, named by all that they depend on: what another network has left there is never found."""
+    test = run.images.test
+
+    def identity() -> str:
+        weights, points = file_digest(run.directory / "model.safetensors"), points_digest(test, len(test))
+        content = json.dumps([asdict(settings), weights, points])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    folder = run.directory / FINAL / run.ranks.from_first(identity)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Memory()  # another machine, which has no place for it
+    return Files(folder)

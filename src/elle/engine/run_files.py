@@ -1,8 +1,12 @@
-"""The files of a run directory. The first rank alone reads and writes them: the others may be on other machines."""
+"""The files of a run directory. The first rank alone reads and writes them: the others may be on other machines.
+
+All but what a final evaluation has done so far: of this each rank keeps its own share, and looks for what it finds.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,9 @@ from elle.engine import checkpoint
 from elle.engine.ranks import Ranks
 from elle.errors import InputError
 from elle.files import write_atomically
+
+FINAL = "final.parts"
+"""In a run directory, while the final evaluation is under way: what is done of it."""
 
 
 def run_directory(config: Config) -> Path:
@@ -92,6 +99,13 @@ class RunFiles:
         if self.ranks.first:
             checkpoint.write_tensors(self.directory / name, tensors, header)
 
-    def write_json(self, name: str, value: Any) -> None:
-        if self.ranks.first:
-            checkpoint.write_json(self.directory / name, value)
+    def conclude(self, result: dict[str, Any]) -> None:
+        """Write the result; with it the parts of the final evaluation have served."""
+        parts = self.directory / FINAL
+
+        def write() -> None:
+            checkpoint.write_json(self.directory / "result.json", result)
+            shutil.rmtree(parts, ignore_errors=True)
+
+        self.ranks.from_first(write)
+        shutil.rmtree(parts, ignore_errors=True)  # gone already, but for a rank with a disk of its own

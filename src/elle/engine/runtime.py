@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from elle.errors import InputError
+from elle.errors import InputError, stopped_by
 from elle.evaluation.capture import CannotCapture, Captured
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
@@ -100,6 +100,32 @@ def stop_signals(insistent: bool = True) -> Iterator[Callable[[], str | None]]:
     before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: received[0] if received else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Stopped(BaseException):
+    """A signal; no `except Exception` of anyone's network may swallow it."""
+
+
+@contextlib.contextmanager
+def stopped_at_once(saved: Callable[[], str]) -> Iterator[None]:
+    """SIGINT and SIGTERM end work that keeps its parts as it goes; `saved` tells what is kept, and how to go on."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)  # it may come twice, from the terminal and from the launcher
+        raise _Stopped(signal.Signals(number).name)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may install handlers
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except _Stopped as stopped:
+        raise stopped_by(str(stopped), saved()) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

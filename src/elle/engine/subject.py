@@ -75,14 +75,23 @@ class Subject:
 
     def digest(self) -> str:
         """The SHA-256 of the weights' file."""
-        with open(self.weights, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_digest(self.weights)
 
     def labels_digest(self, count: int) -> str:
-        """The SHA-256 of the first `count` labels and of the first images: enough to tell two sets of points apart."""
-        digest = hashlib.sha256(self.test.y[:count].astype("<i8").tobytes())
-        digest.update(self.test.x[: min(count, 64)].tobytes())
-        return digest.hexdigest()
+        return points_digest(self.test, count)
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def points_digest(test: Split, count: int) -> str:
+    """The SHA-256 of the first `count` labels and of the first images: enough to tell two sets of points apart."""
+    digest = hashlib.sha256(test.y[:count].astype("<i8").tobytes())
+    digest.update(test.x[: min(count, 64)].tobytes())
+    return digest.hexdigest()
 
 
 def load_subject(source: Source, device: torch.device) -> Subject:

@@ -20,7 +20,7 @@ from elle.evaluation.checks import check
 from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack, Norm, parse_attacks, parse_tracked
 from elle.evaluation.results import SCHEMA, collected, entries, packed, wilson_interval
-from elle.evaluation.units import BATCH, Engine, Images, Memory, Settings, Store, count_chunks, default_chunk
+from elle.evaluation.units import BATCH, Engine, Images, Memory, Settings, Store, count_chunks, default_chunk, plan
 from elle.evaluation.worker import Worker
 from elle.version import __version__
 
@@ -54,6 +54,7 @@ def evaluate(
     compile: bool = False,
     part: tuple[int, int] = (0, 1),
     exchange: Callable[[Any], list[Any]] = lambda own: [own],
+    store: Store | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Accuracy of `model` on images x [N, C, H, W] with labels y [N], for each attack named.
 
@@ -61,16 +62,19 @@ def evaluate(
     device a chunk at a time. `result["pgd-20"]` holds accuracy, correct, total, interval (95 %) and seconds. The model
     is put into eval mode and back; randomness comes from `seed` alone and the caller's is left as it was.
     Process k of n gives `part=(k, n)` and an `exchange` that returns what all of them pass to it: each attacks its
-    chunks, and the result, the same on all, is that of one process.
+    chunks, and the result, the same on all, is that of one process. What `store` holds already is not done again; it
+    must be of this network, these points and these settings.
     """
     device = _device(model, x)
     how, chunk = precision or search_precision(device), chunk or default_chunk(device, math.prod(x.shape[2:]))
     settings = Settings(eps, norm, seed, engine, how, batch, chunk, compile)
-    store, attacks = _run(model, x, y, attack, settings, device, part=part)
-    for outcomes in exchange(store.outcomes):
-        store.outcomes |= outcomes
+    own, everyones = Memory() if store is None else store, Memory()
+    chunks = range(part[0], count_chunks(len(y), chunk), part[1])
+    attacks = _run(model, x, y, attack, settings, device, own, chunks)
+    for outcomes in exchange({unit: own.load(unit) for number in chunks for unit in plan(attacks, number)}):
+        everyones.outcomes |= outcomes
     plain = ("accuracy", "correct", "total", "interval", "seconds", "parts")
-    found = entries(store, attacks, len(y), settings)
+    found = entries(everyones, attacks, len(y), settings)
     return {name: {key: one[key] for key in plain if key in one} for name, one in found.items()}
 
 
@@ -93,7 +97,8 @@ def assess(
     device = _device(model, x)
     how, chunk = precision or search_precision(device), chunk or default_chunk(device, math.prod(x.shape[2:]))
     settings = Settings(eps, norm, seed, engine, how, batch, chunk, compile)
-    store, attacks = _run(model, x, y, attack, settings, device, probe=True)
+    store = Memory()
+    attacks = _run(model, x, y, attack, settings, device, store, range(count_chunks(len(y), chunk)), probe=True)
     return record_of(store, attacks, settings, len(y), devices=[device_name(device)])
 
 
@@ -108,9 +113,10 @@ def _run(
     attack: str,
     settings: Settings,
     device: torch.device,
+    store: Store,
+    chunks: range,
     probe: bool = False,
-    part: tuple[int, int] = (0, 1),
-) -> tuple[Memory, list[EvaluationAttack]]:
+) -> list[EvaluationAttack]:
     attacks, eps = parse_attacks(attack, settings.norm), settings.eps
     if len(x) == 0 or len(x) != len(y):
         raise InputError(f"{len(x)} images and {len(y)} labels cannot be evaluated; there must be one label an image")
@@ -120,10 +126,8 @@ def _run(
         check_radius(eps, settings.norm, allow_zero=True)
     except ValueError as problem:
         raise InputError(str(problem)) from None
-    store = Memory()
-    worker = Worker(model, x, y, attacks, settings, device, probe=probe)
-    worker.run(store, range(part[0], count_chunks(len(y), settings.chunk), part[1]))
-    return store, attacks
+    Worker(model, x, y, attacks, settings, device, probe=probe).run(store, chunks)
+    return attacks
 
 
 def search_precision(device: torch.device) -> Precision:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
+import zipfile
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -14,6 +18,7 @@ from torch import Tensor
 
 from elle.evaluation.autoattack.oracle import Precision
 from elle.evaluation.names import EvaluationAttack, Norm
+from elle.files import write_atomically
 
 Bools = npt.NDArray[np.bool_]
 Images = Tensor | npt.NDArray[Any]
@@ -80,6 +85,37 @@ class Memory:
 
     def save(self, unit: Unit, outcome: Outcome) -> None:
         self.outcomes[unit] = outcome
+
+
+class Files:
+    """Outcomes as files of a directory, each written atomically."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def load(self, unit: Unit) -> Outcome | None:
+        path = self.directory / f"{unit.name}.npz"
+        if not path.exists():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                seconds, facts = json.loads(str(arrays["rest"]))
+                return Outcome(arrays["broken"], seconds, facts)  # images stay in the file until they are wanted
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            return None  # damaged from outside: done again
+
+    def examples(self, unit: Unit) -> dict[str, Any]:
+        """Where in its chunk the broken points are, and their adversarial images."""
+        with np.load(self.directory / f"{unit.name}.npz", allow_pickle=False) as arrays:
+            return {"index": arrays["broken"].nonzero()[0], "x_adv": arrays["x_adv"]}
+
+    def save(self, unit: Unit, outcome: Outcome) -> None:
+        content = io.BytesIO()
+        arrays: dict[str, Any] = {"broken": outcome.broken, "rest": json.dumps([outcome.seconds, outcome.facts])}
+        if outcome.x_adv is not None:
+            arrays["x_adv"] = outcome.x_adv
+        np.savez_compressed(content, **arrays)
+        write_atomically(self.directory / f"{unit.name}.npz", content.getvalue())
 
 
 def plan(attacks: Iterable[EvaluationAttack], chunk: int) -> list[Unit]:

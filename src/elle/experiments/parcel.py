@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from elle.files import write_atomically
 
 _LAST = ("result.json",)
 """Written after all others: with it, a run counts as finished."""
+_PARTS = "final.parts"
+"""What is done of a final evaluation, while it is under way."""
 
 
 def newest_checkpoint(path: Path) -> str:
@@ -36,7 +39,7 @@ def pack(path: Path) -> bytes:
 
 
 def unpack(content: bytes, path: Path) -> None:
-    """Write such files, each in one step, the result last; older checkpoints go."""
+    """Write such files, each in one step, the result last; older checkpoints, and parts that have served, go."""
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         entries = sorted(archive.getmembers(), key=lambda entry: entry.name in _LAST)
         for entry in entries:
@@ -45,6 +48,8 @@ def unpack(content: bytes, path: Path) -> None:
             if file is None or not target.is_relative_to(path.resolve()):
                 raise ValueError(f"{entry.name!r} does not belong into a run directory")
             write_atomically(target, file.read())
+    if not any(entry.name.startswith(f"{_PARTS}/") for entry in entries):
+        shutil.rmtree(path / _PARTS, ignore_errors=True)
     newest = newest_checkpoint(path)
     for old in (path / "checkpoints").glob("step-*.safetensors"):
         if old.name != newest:
