@@ -43,6 +43,7 @@ ADDING = (
     Adding(16, 4, 8, 256),
     Adding(64, 4, 16, 128),
     Adding(64, 8, 8, 256),
+    Adding(16, 8, 16, 1),
 )
 CANDIDATES: dict[str, tuple[Any, ...]] = {
     "STATISTICS": ADDING,

@@ -38,6 +38,19 @@ def interpreted(monkeypatch):
         monkeypatch.setattr(batch_norm, "_on_gpu", lambda x: True)
 
 
+@pytest.fixture(params=["few", "many"])
+def rows(request, monkeypatch):
+    """The small arrays here as few rows, which they are, and dealt out as many are."""
+    if TRITON and request.param == "many":
+        monkeypatch.setattr(launches(), "FEW_ROWS", 0)
+
+
+def use_tiles(monkeypatch, adding):
+    for name in ("STATISTICS", "SUMS"):
+        monkeypatch.setattr(launches(), name, adding)
+    monkeypatch.setattr(launches(), "FEW_ROWS", 0)
+
+
 def launches():
     from elle.models import batch_norm_launches
 
@@ -119,7 +132,7 @@ def compare(shape, dtype, place, skip_used=True, tolerance=None, **settings):
 @pytest.mark.parametrize("place", ["none", "before", "after"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values_gradients_and_statistics_are_torch_s(shape, dtype, place):
+def test_values_gradients_and_statistics_are_torch_s(shape, dtype, place, rows):
     compare(shape, dtype, place)
 
 
@@ -141,8 +154,7 @@ def test_a_sum_that_nobody_else_reads_gets_its_gradient():
 @pytest.mark.parametrize(("mean", "std"), [(1000.0, 0.1), (100.0, 0.1), (-3.0, 1e-4), (0.0, 1e-6)])
 def test_a_large_mean_does_not_swallow_a_small_variance(mean, std, dtype, tiles, monkeypatch):
     if tiles == "small":  # several chunks a part
-        for name in ("STATISTICS", "SUMS"):
-            monkeypatch.setattr(launches(), name, launches().Adding(8, 4, 1, 2))
+        use_tiles(monkeypatch, launches().Adding(8, 4, 1, 2))
     torch.manual_seed(0)
     norm = layer(6)
     reference = exact(norm)
@@ -157,8 +169,7 @@ def test_a_large_mean_does_not_swallow_a_small_variance(mean, std, dtype, tiles,
 
 def test_first_values_far_from_all_others_do_not_spoil_the_variance(monkeypatch):
     """The distances are taken from each place's first value: here 16 places with 256 values."""
-    for name in ("STATISTICS", "SUMS"):
-        monkeypatch.setattr(launches(), name, launches().Adding(8, 4, 1, 1))
+    use_tiles(monkeypatch, launches().Adding(8, 4, 1, 1))
     torch.manual_seed(0)
     norm = layer(8)
     reference = exact(norm)
@@ -179,20 +190,19 @@ def test_first_values_far_from_all_others_do_not_spoil_the_variance(monkeypatch)
 )
 def test_other_tiles_give_the_same(shape, place, adding, writing, monkeypatch):
     kernels = launches()
-    for name in ("STATISTICS", "SUMS"):
-        monkeypatch.setattr(kernels, name, kernels.Adding(*adding))
+    use_tiles(monkeypatch, kernels.Adding(*adding))
     monkeypatch.setattr(kernels, "WRITING", kernels.Writing(*writing))
     compare(shape, torch.float32, place)
 
 
-def test_two_runs_are_bitwise_the_same():
+def test_two_runs_are_bitwise_the_same(rows):
     torch.manual_seed(0)
     norm, x, g = layer(48), values((5, 48, 6, 6), torch.float16), values((5, 48, 6, 6), torch.float16)
     runs = [outcome(fused, copy.deepcopy(norm), (x, None), g, None, "none") for _ in range(2)]
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
 
 
-def test_nan_and_infinity_go_through_as_in_torch():
+def test_nan_and_infinity_go_through_as_in_torch(rows):
     norm, x = layer(3), values((2, 3, 4, 4))
     x[0, 0, 0, 0], x[0, 1, 0, 0] = torch.nan, torch.inf
     y = norm_act(norm, nn.ReLU(), x)

@@ -7,7 +7,7 @@ adds up, the second writes. In eval mode one kernel writes either way.
 A kernel that adds up splits the rows into parts, one a program. A program goes through its part in chunks of
 `unroll` tiles of `rows` rows; it keeps one sum for each of a tile's `rows` x `columns` places and adds up over the
 places only in the end, so that its loop waits for nothing but memory: all loads of a chunk are under way together. The
-last program to arrive merges the parts, always in the same order.
+last program to arrive merges the parts, always in the same order. Of few rows there is one part, and no merging.
 
 With xhat = (x - mean) * rstd and g the gradient of y = w xhat + b behind the ReLU's mask, the gradients are sum(g) for
 b, sum(g xhat) for w, and w rstd (g - mean(g) - xhat mean(g xhat)) for x; in eval mode, w rstd g.
@@ -159,17 +159,8 @@ def _settled(pivot, total, square, count):
 
 
 @triton.jit
-def _merge_statistics(
-    partial, mean, rstd, running_mean, running_var, batches, eps, momentum, count, channels, parts, rows_a_part,
-    columns: tl.constexpr,
-):  # fmt: skip
-    """mean and rstd of partial[2, parts, channels], means and sums of squared distances from them; the buffers move."""
-    column, inside = _channels(channels, columns)
-    # What will be needed in the end is under way from the beginning.
-    old_mean = tl.load(running_mean + column, mask=inside, other=0.0)
-    old_var = tl.load(running_var + column, mask=inside, other=0.0)
-    if batches is not None:
-        counted = tl.load(batches)
+def _merged_statistics(partial, column, inside, count, channels, parts, rows_a_part, columns: tl.constexpr):
+    """The mean and the squared distances from it, by those of partial[2, parts, channels]."""
     # Past the first cache, which another program's writes do not reach.
     pivot = tl.load(partial + column, mask=inside, other=0.0, cache_modifier=".cg")
     total = tl.zeros([columns], tl.float32)
@@ -184,24 +175,21 @@ def _merge_statistics(
         total_here, square_here = _added_distances(means - pivot[None, :], squares, size)
         total += total_here
         square += square_here
-    centre, square = _settled(pivot, total, square, count)
-    tl.store(mean + column, centre, mask=inside)
-    tl.store(rstd + column, _rstd(square / count, eps), mask=inside)
-    tl.store(running_mean + column, momentum * centre + (1.0 - momentum) * old_mean, mask=inside)
-    tl.store(running_var + column, momentum * (square / (count - 1)) + (1.0 - momentum) * old_var, mask=inside)
-    if batches is not None:
-        block, _ = _blocks(channels, columns)
-        if block == 0:
-            tl.store(batches, counted + 1)
+    return _settled(pivot, total, square, count)
+
+
+@triton.jit
+def _moved(buffer, old, value, momentum, column, inside):
+    tl.store(buffer + column, momentum * value + (1.0 - momentum) * old, mask=inside)
 
 
 @triton.jit(do_not_specialize=["count", "parts", "rows_a_part"])
 def add_statistics(
     x, addend, total, partial, arrivals, mean, rstd, running_mean, running_var, batches, eps, momentum,
     count, channels, parts, rows_a_part,
-    rows: tl.constexpr, columns: tl.constexpr, unroll: tl.constexpr,
+    rows: tl.constexpr, columns: tl.constexpr, unroll: tl.constexpr, alone: tl.constexpr,
 ):  # fmt: skip
-    """The statistics of x, or of total = x + addend, which is written.
+    """The statistics of x, or of total = x + addend, which is written; the layer's buffers move.
 
     Each place adds up distances d from the first of its n values, and their squares; the places are then added up in
     the same way, by distances from the first value of all. The square of such a value's own distance from the mean
@@ -209,7 +197,13 @@ def add_statistics(
     loses at most log2(n + 1) bits, on average one, however far the mean is from 0.
     """
     column, inside = _channels(channels, columns)
+    block, _ = _blocks(channels, columns)
     part, first, end = _part(channels, count, rows_a_part, columns)
+    # What will be needed in the end is under way from the beginning.
+    old_mean = tl.load(running_mean + column, mask=inside, other=0.0)
+    old_var = tl.load(running_var + column, mask=inside, other=0.0)
+    if batches is not None:
+        counted = tl.load(batches)
     pivot = _summed(x, addend, first * channels + column, inside)
     start_place, start_known = _rows(first, end, channels, column, inside, rows)
     shift = _summed(x, addend, start_place, start_known)
@@ -233,22 +227,29 @@ def add_statistics(
     distance = shift - pivot[None, :] + step
     sum_here, square = _added_distances(distance, tl.maximum(squares - sums * step, 0.0), size)
     centre, square = _settled(pivot, sum_here, square, end - first)
-    target = partial + part * channels + column
-    tl.store(target, centre, mask=inside)
-    tl.store(target + parts * channels, square, mask=inside)
-    block, _ = _blocks(channels, columns)
-    if _is_last(arrivals + block, parts):
-        _merge_statistics(
-            partial, mean, rstd, running_mean, running_var, batches, eps, momentum,
-            count, channels, parts, rows_a_part, columns,
-        )  # fmt: skip
-        tl.store(arrivals + block, 0)  # for the next kernel
+    last = True
+    if not alone:
+        target = partial + part * channels + column
+        tl.store(target, centre, mask=inside)
+        tl.store(target + parts * channels, square, mask=inside)
+        last = _is_last(arrivals + block, parts)
+    if last:
+        if not alone:
+            centre, square = _merged_statistics(
+                partial, column, inside, count, channels, parts, rows_a_part, columns
+            )  # fmt: skip
+            tl.store(arrivals + block, 0)  # for the next kernel
+        tl.store(mean + column, centre, mask=inside)
+        tl.store(rstd + column, _rstd(square / count, eps), mask=inside)
+        _moved(running_mean, old_mean, centre, momentum, column, inside)
+        _moved(running_var, old_var, square / (count - 1), momentum, column, inside)
+        if batches is not None and block == 0:
+            tl.store(batches, counted + 1)
 
 
 @triton.jit
-def _merge_sums(partial, for_bias, for_weight, channels, parts, columns: tl.constexpr):
+def _merged_sums(partial, column, inside, channels, parts, columns: tl.constexpr):
     """The sums over partial[2, parts, channels]."""
-    column, inside = _channels(channels, columns)
     sum_g = tl.zeros([columns], tl.float32)
     g_xhat = tl.zeros([columns], tl.float32)
     for start in range(0, parts, PARTS_AT_ONCE):
@@ -260,18 +261,18 @@ def _merge_sums(partial, for_bias, for_weight, channels, parts, columns: tl.cons
         sum_here, product_here = _both(of_g, of_g_xhat)
         sum_g += sum_here
         g_xhat += product_here
-    tl.store(for_bias + column, sum_g, mask=inside)
-    tl.store(for_weight + column, g_xhat, mask=inside)
+    return sum_g, g_xhat
 
 
 @triton.jit(do_not_specialize=["count", "parts", "rows_a_part"])
 def add_gradients(
     g, x, y, masked, partial, arrivals, for_bias, for_weight, mean, rstd, weight, bias,
     count, channels, parts, rows_a_part,
-    relu: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, unroll: tl.constexpr,
+    relu: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, unroll: tl.constexpr, alone: tl.constexpr,
 ):  # fmt: skip
     """sum(g) and sum(g xhat) behind the ReLU's mask, which x tells, or else y; g is then written, masked."""
     column, inside = _channels(channels, columns)
+    block, _ = _blocks(channels, columns)
     part, first, end = _part(channels, count, rows_a_part, columns)
     centre = _of_channels(mean, column, inside)
     r = _of_channels(rstd, column, inside)
@@ -295,13 +296,18 @@ def add_gradients(
             sums += here
             products += here * (values - centre)  # outside of the array g is 0
     sum_g, g_xhat = _both(sums, products * r)
-    target = partial + part * channels + column
-    tl.store(target, sum_g, mask=inside)
-    tl.store(target + parts * channels, g_xhat, mask=inside)
-    block, _ = _blocks(channels, columns)
-    if _is_last(arrivals + block, parts):
-        _merge_sums(partial, for_bias, for_weight, channels, parts, columns)
-        tl.store(arrivals + block, 0)
+    last = True
+    if not alone:
+        target = partial + part * channels + column
+        tl.store(target, sum_g, mask=inside)
+        tl.store(target + parts * channels, g_xhat, mask=inside)
+        last = _is_last(arrivals + block, parts)
+    if last:
+        if not alone:
+            sum_g, g_xhat = _merged_sums(partial, column, inside, channels, parts, columns)
+            tl.store(arrivals + block, 0)
+        tl.store(for_bias + column, sum_g, mask=inside)
+        tl.store(for_weight + column, g_xhat, mask=inside)
 
 
 @triton.jit(do_not_specialize=["count"])

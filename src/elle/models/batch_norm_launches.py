@@ -37,6 +37,9 @@ STATISTICS = Adding(32, 4, 8, 256)
 SUMS = Adding(32, 8, 16, 128)
 WRITING = Writing(32, 128, 4)
 """Best of several on an H200, for few rows and for many; benchmarks/normalisation.py compares them."""
+FEW = Adding(16, 8, 16, 1)
+FEW_ROWS = 2048
+"""So few are added up by one program for each block of channels: merging parts would take longer than they do."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,9 @@ class Running:
 class _Adders:
     """Programs that add up over the rows of x, a part of them each, and read `arrays` arrays of its shape."""
 
-    def __init__(self, x: Tensor, arrays: int, tiles: Adding) -> None:
+    def __init__(self, x: Tensor, arrays: int, tiles: Adding | None, usual: Adding) -> None:
         channels, count = x.shape[1], x.numel() // x.shape[1]
+        tiles = tiles or (FEW if count <= FEW_ROWS else usual)
         columns = _columns(channels, tiles.columns)
         rows = 32 * tiles.warps * 16 // (columns * x.element_size())
         across = triton.cdiv(channels, columns)
@@ -62,7 +66,7 @@ class _Adders:
         unroll = 1 << (max(tiles.loads // arrays, 1).bit_length() - 1)
         self.grid = (across * parts,)
         self.size = (count, channels, parts, rows_a_part)
-        self.shape = {"rows": rows, "columns": columns, "unroll": unroll, "num_warps": tiles.warps}
+        self.shape = {"rows": rows, "columns": columns, "unroll": unroll, "alone": parts == 1, "num_warps": tiles.warps}
         self.partial = torch.empty(2, parts, channels, dtype=torch.float32, device=x.device)
 
 
@@ -93,7 +97,7 @@ def statistics(
     before: Tensor | None = None, tiles: Adding | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """x + before, and the mean and rstd of its channels."""
-    adders = _Adders(x, 1 if before is None else 2, tiles or STATISTICS)
+    adders = _Adders(x, 1 if before is None else 2, tiles, STATISTICS)
     total = x if before is None else torch.empty_like(x)
     mean, rstd = torch.empty_like(running.mean), torch.empty_like(running.mean)
     moved = (running.mean, running.var, running.batches, eps, running.momentum)
@@ -121,7 +125,7 @@ def sums(
     y: Tensor | None = None, tiles: Adding | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of weight and bias, and, where y tells the mask, g behind it; else g itself."""
-    adders = _Adders(x, 2 if y is None else 3, tiles or SUMS)
+    adders = _Adders(x, 2 if y is None else 3, tiles, SUMS)
     masked = g if y is None else torch.empty_like(x)
     for_weight, for_bias = torch.empty_like(weight), torch.empty_like(bias)
     kernels.add_gradients[adders.grid](
