@@ -149,6 +149,24 @@ def test_a_sum_that_nobody_else_reads_gets_its_gradient():
     compare((3, 5, 4, 7), torch.float32, "before", skip_used=False)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_what_goes_past_a_layer_without_a_sum_adds_its_gradient(training):
+    torch.manual_seed(0)
+    norm = layer(5).train(training)
+    reference = exact(norm).train(training)
+    x, for_y, for_x = (values((3, 5, 4, 7)) for _ in range(3))
+    for_y = apart_from_the_kink(copy.deepcopy(reference), x, None, "none", for_y)
+    gradients = []
+    for one, inputs in ((norm, (x, for_y, for_x)), (reference, (x.double(), for_y.double(), for_x.double()))):
+        start, of_y, of_past = inputs[0].detach().requires_grad_(), *inputs[1:]
+        y, past = sum_norm_act(one, nn.ReLU(), start)
+        assert torch.equal(past, start)
+        assert one is reference or past.grad_fn is y.grad_fn  # not added up behind the kernels' back
+        loss = (y * of_y).sum() + (past * of_past).sum()
+        gradients.append(torch.autograd.grad(loss, start)[0])
+    assert relative_distance(gradients[0].double(), gradients[1]) < TOLERANCE[torch.float32]
+
+
 @pytest.mark.parametrize("tiles", ["default", "small"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(("mean", "std"), [(1000.0, 0.1), (100.0, 0.1), (-3.0, 1e-4), (0.0, 1e-6)])

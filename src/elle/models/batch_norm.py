@@ -77,8 +77,8 @@ def sum_norm_act(
 ) -> tuple[Tensor, Tensor]:
     """activation(norm(s)) and s = x + addend."""
     if _activates(norm, activation, x, addend):
-        y, s = _fused(norm, x, before=addend, keep_sum=True)
-        return y, x if s is None else s
+        # Without an addend it is x, by way of the kernels: their backward adds up the gradients of both.
+        return _fused(norm, x, before=addend, keep_sum=True)  # type: ignore[return-value]
     x = x if addend is None else x + addend
     return activation(norm(x)), x
 
@@ -198,7 +198,7 @@ class _Trained(Function):
         ctx.save_for_backward(total, weight, bias, mean, rstd, None if after is None else y)
         ctx.arrivals, ctx.relu = norm.arrivals, relu
         ctx.set_materialize_grads(False)
-        return y, total if keep_sum and before is not None else None
+        return y, total if keep_sum else None
 
     @staticmethod
     @once_differentiable
@@ -240,7 +240,7 @@ class _Evaluated(Function):
         ctx.save_for_backward(total if trainable else None, *layer, y if relu else None)
         ctx.arrivals, ctx.eps = norm.arrivals, norm.eps
         ctx.set_materialize_grads(False)
-        return y, total if keep_sum and before is not None else None
+        return y, total if keep_sum else None
 
     @staticmethod
     @once_differentiable
