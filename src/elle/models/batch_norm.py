@@ -193,7 +193,7 @@ class _Trained(Function):
         kernels: Any = _kernels()
         running = kernels.Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum)
         total, mean, rstd = kernels.statistics(x, running, norm.eps, norm.arrivals, before=before)
-        y = kernels.normalised(total, weight, bias, mean, rstd, relu=relu, after=after)
+        y = kernels.normalised(total, weight, bias, mean, rstd, relu=relu, after=after, ready=before is None)
         # With an addend behind, y's sign is the ReLU's mask; otherwise x tells it, and y need not be kept.
         ctx.save_for_backward(total, weight, bias, mean, rstd, None if after is None else y)
         ctx.arrivals, ctx.relu = norm.arrivals, relu
@@ -212,7 +212,9 @@ class _Trained(Function):
         for_weight, for_bias, masked = kernels.sums(for_y, x, *layer, ctx.arrivals, relu=ctx.relu, y=y)
         # With an addend behind, what was written has passed the mask already.
         relu = ctx.relu and y is None
-        for_x = kernels.gradient(masked, x, *layer, for_weight, for_bias, relu=relu, for_total=for_total)
+        for_x = kernels.gradient(
+            masked, x, *layer, for_weight, for_bias, relu=relu, for_total=for_total, ready=y is None
+        )
         return _gradients(ctx, for_x, masked, for_weight, for_bias)
 
 

@@ -9,12 +9,16 @@ A kernel that adds up splits the rows into parts, one a program. A program goes 
 places only in the end, so that its loop waits for nothing but memory: all loads of a chunk are under way together. The
 last program to arrive merges the parts, always in the same order. Of few rows there is one part, and no merging.
 
+Where `follows` is given, the second kernel of a pair is launched while the first still merges (programmatic dependent
+launch, from Hopper on): it loads what is `ready` by then, and waits for the first to end before it reads its results.
+
 With xhat = (x - mean) * rstd and g the gradient of y = w xhat + b behind the ReLU's mask, the gradients are sum(g) for
 b, sum(g xhat) for w, and w rstd (g - mean(g) - xhat mean(g xhat)) for x; in eval mode, w rstd g.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 PARTS_AT_ONCE: tl.constexpr = tl.constexpr(128)
 """So many parts are merged by one round of loads."""
@@ -188,6 +192,7 @@ def add_statistics(
     x, addend, total, partial, arrivals, mean, rstd, running_mean, running_var, batches, eps, momentum,
     count, channels, parts, rows_a_part,
     rows: tl.constexpr, columns: tl.constexpr, unroll: tl.constexpr, alone: tl.constexpr,
+    follows: tl.constexpr,
 ):  # fmt: skip
     """The statistics of x, or of total = x + addend, which is written; the layer's buffers move.
 
@@ -222,6 +227,8 @@ def add_statistics(
             away = tl.where(known[tile], values - shift, 0.0)
             sums += away
             squares += away * away
+    if follows:
+        gdc_launch_dependents()
     size = tl.cdiv(tl.maximum(end - first - tl.arange(0, rows), 0), rows).to(tl.float32)
     step = sums * (1.0 / tl.maximum(size, 1.0))[:, None]
     distance = shift - pivot[None, :] + step
@@ -269,6 +276,7 @@ def add_gradients(
     g, x, y, masked, partial, arrivals, for_bias, for_weight, mean, rstd, weight, bias,
     count, channels, parts, rows_a_part,
     relu: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, unroll: tl.constexpr, alone: tl.constexpr,
+    follows: tl.constexpr,
 ):  # fmt: skip
     """sum(g) and sum(g xhat) behind the ReLU's mask, which x tells, or else y; g is then written, masked."""
     column, inside = _channels(channels, columns)
@@ -295,6 +303,8 @@ def add_gradients(
                 here = tl.where(_affine(values, centre, r, w, b) > 0.0, here, 0.0)
             sums += here
             products += here * (values - centre)  # outside of the array g is 0
+    if follows:
+        gdc_launch_dependents()
     sum_g, g_xhat = _both(sums, products * r)
     last = True
     if not alone:
@@ -313,7 +323,7 @@ def add_gradients(
 @triton.jit(do_not_specialize=["count"])
 def write_normalised(
     x, before, after, total, y, mean, spread, weight, bias, eps, count, channels,
-    relu: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+    relu: tl.constexpr, follows: tl.constexpr, ready: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     """y = w xhat + b of x, or of x + before; plus `after` where there is one, and behind a ReLU if asked.
 
@@ -321,9 +331,13 @@ def write_normalised(
     """
     column, inside = _channels(channels, columns)
     place, known = _tile(channels, count, column, inside, rows, columns)
-    r = _rstd(_of_channels(spread, column, inside), eps)
     w, b = _of_channels(weight, column, inside), _of_channels(bias, column, inside)
+    if follows and not ready:
+        gdc_wait()
     values = _summed(x, before, place, known)
+    if follows and ready:
+        gdc_wait()
+    r = _rstd(_of_channels(spread, column, inside), eps)
     if total is not None:
         tl.store(total + place, values.to(total.dtype.element_ty), mask=known)
     result = _affine(values, _of_channels(mean, column, inside), r, w, b)
@@ -337,19 +351,23 @@ def write_normalised(
 @triton.jit(do_not_specialize=["count"])
 def write_gradient(
     g, x, for_total, for_x, for_bias, for_weight, mean, rstd, weight, bias, count, channels,
-    relu: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+    relu: tl.constexpr, follows: tl.constexpr, ready: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     """w rstd (g - mean(g) - xhat mean(g xhat)), plus the gradient that x has from elsewhere, where there is one."""
     column, inside = _channels(channels, columns)
     place, known = _tile(channels, count, column, inside, rows, columns)
     centre, r = _of_channels(mean, column, inside), _of_channels(rstd, column, inside)
     w, b = _of_channels(weight, column, inside), _of_channels(bias, column, inside)
+    if follows and not ready:
+        gdc_wait()
+    here = _read(g, place, known)
+    values = _read(x, place, known)
+    if follows and ready:
+        gdc_wait()
     # Of each channel, so that a value costs two multiplications and additions.
     share = r * w * (1.0 / count)
     offset = share * _of_channels(for_bias, column, inside)
     slope = share * r * _of_channels(for_weight, column, inside)
-    here = _read(g, place, known)
-    values = _read(x, place, known)
     if relu:
         here = tl.where(_affine(values, centre, r, w, b) > 0.0, here, 0.0)
     result = (r * w) * here - (slope * (values - centre) + offset)

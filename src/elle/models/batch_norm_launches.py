@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +68,7 @@ class _Adders:
         self.grid = (across * parts,)
         self.size = (count, channels, parts, rows_a_part)
         self.shape = {"rows": rows, "columns": columns, "unroll": unroll, "alone": parts == 1, "num_warps": tiles.warps}
+        self.shape["follows"] = _follows(x.device)
         self.partial = torch.empty(2, parts, channels, dtype=torch.float32, device=x.device)
 
 
@@ -80,6 +82,19 @@ class _Writers:
         self.grid = (triton.cdiv(channels, columns) * triton.cdiv(count, tiles.rows),)
         self.size = (count, channels)
         self.shape = {"rows": tiles.rows, "columns": columns, "num_warps": tiles.warps}
+
+    def after_adders(self, x: Tensor, ready: bool) -> dict[str, int]:
+        """For the second kernel of a pair; `ready`: what it reads was there before the first."""
+        return self.shape | ({"follows": True, "ready": ready, "launch_pdl": True} if _follows(x.device) else ALONE)
+
+
+ALONE = {"follows": False, "ready": False}
+
+
+@functools.cache
+def _follows(device: torch.device) -> bool:
+    """Whether a kernel can be launched before the one that it waits for has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _columns(channels: int, most: int) -> int:
@@ -109,13 +124,13 @@ def statistics(
 
 def normalised(
     x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, *, relu: bool,
-    after: Tensor | None = None, tiles: Writing | None = None,
+    after: Tensor | None = None, ready: bool = False, tiles: Writing | None = None,
 ) -> Tensor:  # fmt: skip
-    """y = activation(w xhat + b + after)."""
+    """y = activation(w xhat + b + after), behind `statistics`; `ready`: x was there before those."""
     writers, y = _Writers(x, tiles), torch.empty_like(x)
     layer = (mean, rstd, weight, bias, None)
     kernels.write_normalised[writers.grid](
-        x, None, after, None, y, *layer, *writers.size, relu=relu, **writers.shape
+        x, None, after, None, y, *layer, *writers.size, relu=relu, **writers.after_adders(x, ready)
     )  # fmt: skip
     return y
 
@@ -137,13 +152,17 @@ def sums(
 
 def gradient(
     g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, for_weight: Tensor,
-    for_bias: Tensor, *, relu: bool, for_total: Tensor | None = None, tiles: Writing | None = None,
+    for_bias: Tensor, *, relu: bool, for_total: Tensor | None = None, ready: bool = False,
+    tiles: Writing | None = None,
 ) -> Tensor:  # fmt: skip
-    """The gradient of x, by those of weight and bias; for_total is what x has from elsewhere."""
+    """The gradient of x, by those of weight and bias; for_total is what x has from elsewhere.
+
+    Behind `sums`; `ready`: g was there before those.
+    """
     writers, for_x = _Writers(x, tiles), torch.empty_like(x)
     kernels.write_gradient[writers.grid](
         g, x, for_total, for_x, for_bias, for_weight, mean, rstd, weight, bias, *writers.size,
-        relu=relu, **writers.shape,
+        relu=relu, **writers.after_adders(x, ready),
     )  # fmt: skip
     return for_x
 
@@ -157,7 +176,7 @@ def evaluated(
     total = torch.empty_like(x) if keep_sum and before is not None else None
     layer = (mean, variance, weight, bias, eps)
     kernels.write_normalised[writers.grid](
-        x, before, after, total, y, *layer, *writers.size, relu=relu, **writers.shape
+        x, before, after, total, y, *layer, *writers.size, relu=relu, **ALONE, **writers.shape
     )  # fmt: skip
     return y, x if before is None else total
 
