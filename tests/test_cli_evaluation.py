@@ -233,6 +233,22 @@ def test_weights_that_cannot_be_used_are_one_line_and_exit_code_2(elle, tiny, tm
     assert hint in outcome.err
 
 
+def test_weights_of_a_run_are_used_as_the_run_uses_them(elle, tmp_path):
+    """Its activation and its normalising layer are in the file, not in the network's name."""
+    run = tmp_path / "run"
+    words = ("activation=silu", "normalise=dataset", "average=0.9", "max_steps=4", "final=clean", "device=cpu")
+    assert elle("train", "data=digits", "method=standard", "--out", run, *words).code == 0
+    as_run = json.loads(elle("evaluate", run, "--attack", "clean,fgsm", "--json").out)
+    checkpoint = next((run / "checkpoints").iterdir())
+    for file in (run / "model.safetensors", checkpoint):
+        foreign = ("evaluate", "--weights", file, "--data", "digits", "--attack", "clean,fgsm", "--out", "x", "--json")
+        record = json.loads(elle(*foreign, "--model", "small-cnn").out)
+        assert record["attacks"]["fgsm"]["survived"] == as_run["attacks"]["fgsm"]["survived"]
+    outcome = elle(*foreign, "--model", "resnet18")
+    assert_one_line(outcome, 2)
+    assert "does not fit the network resnet18" in outcome.err
+
+
 def test_a_pickle_with_code_in_it_is_not_run(elle, tiny, tmp_path):
     class Bad:
         def __reduce__(self):
@@ -258,18 +274,33 @@ def test_autoattack_is_not_tracked_while_training(elle):
 
 
 def test_two_evaluations_are_compared(elle, run_copy, tmp_path):
-    for name, eps in (("a", "0.05"), ("b", "0.4")):
+    for name, eps in (("a", "8/255"), ("b", "0.4")):
         assert elle("evaluate", run_copy, "--attack", "clean,fgsm", "--eps", eps, "--out", tmp_path / name).code == 0
     table = elle("compare", tmp_path / "a", tmp_path / "b")
     assert table.code == 0
-    assert "A is more robust" in table.out
-    assert "note: eps is 0.05 in A and 0.4 in B" in table.out
+    assert "A was attacked otherwise and is broken less" in table.out
+    assert "note: eps is 8/255 in A and 0.4 in B" in table.out
     result = json.loads(elle("compare", tmp_path / "a", tmp_path / "b" / "evaluation.json", "--json").out)
     assert result["attacks"]["fgsm"]["only_a_breaks"] == []
     assert len(result["attacks"]["fgsm"]["only_b_breaks"]) > 5
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"schema": "elle-evaluation/0"}'])
+_BEGUN = '{"schema": "elle-evaluation/1", "eps": 1, "norm": "linf", "seed": 0, "engine": "fast", "precision": "fp32", '
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "{",
+        "[]",
+        '{"schema": "elle-evaluation/0"}',
+        _BEGUN + '"data": null, "attacks": {"fgsm": {}}}',
+        _BEGUN + '"data": {"count": 9}, "attacks": {"fgsm": {}}}',
+        _BEGUN + '"data": {"count": 9}, "attacks": {"fgsm": {"survived": "AA=="}}}',
+        _BEGUN + '"data": {"count": 9}, "attacks": []}',
+    ],
+)
 def test_what_is_no_record_is_not_compared(elle, tmp_path, content):
     file = tmp_path / "record.json"
     if content is not None:

@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli_bench": {"engine", "errors", "files", "experiments", "methods", "models", "printing"},
     "cli_recipes": {"config", "engine", "errors", "experiments", "files", "printing", "progress"},
     "cli_export": {"export", "printing"},
-    "cli_sweep": {"config", "engine", "errors", "evaluation", "experiments", "files", "methods", "printing"},
+    "cli_sweep": {"config", "engine", "errors", "evaluation", "experiments", "files", "methods", "models", "printing"},
     "cli": {
         "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_lists", "cli_recipes", "cli_sweep", "config",
         "data", "demo", "engine", "errors", "evaluation", "experiments", "methods", "models", "printing", "progress",

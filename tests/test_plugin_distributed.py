@@ -137,3 +137,19 @@ def test_two_processes_train_as_one_on_the_whole_batch(ranks, quantity, monkeypa
 
 def test_a_penalty_with_a_backward_of_its_own_is_averaged_over_the_ranks(ranks):
     assert torch.equal(ranks[0]["two_backwards"], ranks[1]["two_backwards"])
+
+
+@pytest.mark.parametrize("look", ["evaluate", "monitor"])
+def test_one_rank_may_look_at_its_network_alone(tmp_path, monkeypatch, look):
+    """The wrapper's forward broadcasts BatchNorm's buffers, which would wait for the others for ever."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting-point", rank=0, world_size=1)
+    try:
+        model, (x, y) = DistributedDataParallel(conv_net()), images(8)
+        monkeypatch.setattr(DistributedDataParallel, "forward", lambda *_: pytest.fail("waits for the other ranks"))
+        if look == "evaluate":
+            assert elle.evaluate(model, x, y, "clean,fgsm", EPS).keys() == {"clean", "fgsm"}
+        else:
+            assert elle.CollapseMonitor(x, y, EPS).check(model, 1) is None
+        assert all(module.training for module in model.modules())
+    finally:
+        dist.destroy_process_group()

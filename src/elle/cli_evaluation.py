@@ -137,7 +137,8 @@ def compare(
         rows.append([name, f"{first:.2%}", f"{second:.2%}", f"{one['difference']:+.2%}", *counts, one["statement"]])
     print_table(["attack", "A", "B", "B - A", "only A breaks", "only B breaks", ""], rows)
     for key, (one, other) in result["differing"].items():
-        print(f"note: {key} is {one} in A and {other} in B")
+        words = [format_radius(value) if key == "eps" else value for value in (one, other)]
+        print(f"note: {key} is {words[0]} in A and {words[1]} in B")
 
 
 def show(
@@ -176,7 +177,7 @@ def show(
 
 def read_record(path: Path) -> dict[str, Any]:
     """An evaluation's record, from its file or the directory it is in."""
-    from elle.evaluation.results import COMPARED, SCHEMA
+    from elle.evaluation.results import COMPARED, SCHEMA, unpacked
 
     file = path / "evaluation.json" if path.is_dir() else path
     if not file.is_file():
@@ -190,6 +191,11 @@ def read_record(path: Path) -> dict[str, Any]:
         raise InputError(f"{file} is not a record of the schema {SCHEMA} (its schema is {found!r}); evaluate again")
     if missing := [key for key in (*COMPARED, "data", "attacks") if key not in record]:
         raise InputError(f"{file} is not a whole record: it has no {missing[0]!r}; evaluate again")
+    try:
+        for one in record["attacks"].values():
+            unpacked(one["survived"], record["data"]["count"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InputError(f"{file} is damaged: it does not tell for every point how it fared; evaluate again") from None
     return record
 
 

@@ -55,6 +55,7 @@ def sweep(
     folder = out or Path("runs") / loaded.name
     try:
         _check_trainable(configs)
+        _check_metrics({one.metric for one in loaded.expected})
     except InputError as problem:
         raise InputError(f"recipe {loaded.name}: {problem}") from None
     if dry_run:
@@ -111,6 +112,7 @@ def _check_trainable(configs: list[Config]) -> None:
     from elle.engine.tracking import parse_track
     from elle.evaluation.names import parse_attacks
     from elle.methods import configured
+    from elle.models.registry import check_name
 
     for config in configs:
         if config.seed == configs[0].seed:
@@ -118,8 +120,22 @@ def _check_trainable(configs: list[Config]) -> None:
             eps, model = whole.eps or 0.0, whole.model or ""
             ball: dict[str, Any] = {"norm": whole.norm, "clip": bool(whole.clip), "eps": eps}
             configured(whole.method, weight=whole.weight, data=whole.data, model=model, options=whole.options, **ball)
+            if model:  # a folder's is chosen when its images have been seen
+                check_name(model)
             parse_attacks(whole.final, whole.norm)
             parse_track(whole.track, whole.norm)
+
+
+def _check_metrics(names: set[str]) -> None:
+    """An expected number that no run can ever have would be missing from the report without a word."""
+    from elle.evaluation.names import parse_attacks
+    from elle.experiments.collected import TIMES, VALIDATION
+
+    for name in sorted(names - {*TIMES}):
+        try:
+            parse_attacks(name.removeprefix(VALIDATION))
+        except InputError as problem:
+            raise InputError(f"expected {name}: {problem}; or {', '.join(TIMES)}") from None
 
 
 def _rows(items: list[Item]) -> list[dict[str, str]]:

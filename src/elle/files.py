@@ -87,7 +87,7 @@ def is_held(folder: Path, name: str) -> bool:
     try:
         with open(folder / name, encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except BlockingIOError:
         return True

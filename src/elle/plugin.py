@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from elle.core.attacks import check_logits, check_radius
+from elle.core.attacks import check_floats, check_logits, check_radius
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Criterion, Linearity, Norm, cross_entropy
 
@@ -62,8 +62,7 @@ class ELLE(nn.Module):
 
     def forward(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """weight * mean error of x [B, ...] in [0, 1] with labels or probabilities y, [B] or [B, K]: a scalar."""
-        if not x.is_floating_point():
-            raise ValueError(f"x is {x.dtype}; it must be floats in [0, 1], for example x.float() / 255")
+        check_floats(x)
         if self.error.device != x.device:
             self.to(x.device)
 

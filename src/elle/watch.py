@@ -62,7 +62,8 @@ def _cells(run: RunDirectory) -> list[str]:
     record = run.records[-1] if run.records else {}
     attack = run.multi_step()
     # The tracked attack where there is one, otherwise the monitor's.
-    course = [one[attack] for one in run.records if attack in one] if attack else [one["multi"] for one in run.probes]
+    name, looks = (attack, run.records) if attack else ("multi", run.probes)
+    course = [one[name] for one in looks if one.get(name) is not None]
     last = run.probes[-1] if run.probes else {}
     error = next((value for value in (record.get("error"), last.get("error")) if value is not None), None)
     return [

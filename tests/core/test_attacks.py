@@ -233,6 +233,12 @@ def test_a_bad_setting_is_refused_by_name(arguments):
 
 
 @every_attack
+def test_images_of_whole_numbers_are_refused(model, data, attack):
+    with pytest.raises(ValueError, match=r"x is torch.uint8.*x.float\(\) / 255"):
+        attack(model, (255 * data[0]).to(torch.uint8), data[1], EPS)
+
+
+@every_attack
 @pytest.mark.parametrize("eps", [8, -EPS, math.nan, math.inf])
 def test_a_radius_that_cannot_be_meant_is_refused(model, data, attack, eps):
     if attack is ATTACKS["fgsm-l2"] or attack is ATTACKS["pgd-l2"]:

@@ -119,6 +119,13 @@ def test_a_damaged_unit_is_done_again(finished_run, unfinished, whole):
     assert outcome(assessed(job(finished_run), unfinished, resume=True)) == outcome(whole)
 
 
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_parts_of_nobody_knows_what_are_not_continued(finished_run, unfinished, content):
+    (unfinished / "evaluation.parts" / "identity.json").write_text(content)
+    with pytest.raises(InputError, match="identity.json is damaged; delete"):
+        assessed(job(finished_run), unfinished, resume=True)
+
+
 def test_resuming_what_is_finished_reads_it(finished_run, tmp_path):
     first = assessed(job(finished_run, "clean"), tmp_path)
     assert assessed(job(finished_run, "clean"), tmp_path, resume=True) == first
@@ -130,6 +137,16 @@ def test_a_record_is_not_lost_to_the_next_one(finished_run, tmp_path):
     assert not (tmp_path / "evaluation.1.json").exists(), "the same evaluation needs no second copy"
     assessed(job(finished_run, "clean"), tmp_path)
     assert json.loads((tmp_path / "evaluation.1.json").read_text())["attacks"].keys() == first["attacks"].keys()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_saved_examples_stay_with_their_record(finished_run, tmp_path, keep):
+    assessed(job(finished_run, "fgsm", keep=True), tmp_path)
+    images = {file.name: file.read_bytes() for file in (tmp_path / "adversarial").iterdir()}
+    assessed(job(finished_run, "pgd-2", keep=keep), tmp_path)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "adversarial.1").iterdir()} == images
+    assert (tmp_path / "adversarial").exists() == keep
+    assert json.loads((tmp_path / "evaluation.1.json").read_text())["attacks"].keys() == {"fgsm"}
 
 
 def test_a_record_names_weights_data_and_hardware(finished_run, whole):

@@ -273,3 +273,9 @@ def test_a_file_in_place_of_a_run_directory_is_refused(settings, tmp_path):
     with pytest.raises(InputError, match="cannot use the folder .*run: "):
         train(settings())
     assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_a_damaged_line_of_a_record_is_named(tmp_path):
+    (tmp_path / "steps.jsonl").write_bytes(b'{"epoch": 1}\n\0\0\xff\n{"epoch": 2}\n')
+    with pytest.raises(InputError, match="steps.jsonl is damaged in line 2; take that line out"):
+        checkpoint.read_lines(tmp_path / "steps.jsonl")

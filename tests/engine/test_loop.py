@@ -30,6 +30,19 @@ def no_module(num_classes):
 
 def broken(num_classes):
     raise RuntimeError("out of ideas")
+
+class Threshold(nn.Module):
+    def forward(self, x):
+        return (x > 0.5).float()
+
+def nothing_to_train(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(num_classes))
+
+def frozen(num_classes):
+    return build(num_classes).requires_grad_(False)
+
+def cut_off(num_classes):
+    return nn.Sequential(Threshold(), *build(num_classes))
 """
 
 
@@ -227,6 +240,9 @@ def test_a_network_of_ones_own_is_trained(settings, tmp_path, own_network):
         ("own_network:wrong_count", r"gives \(2, 11\) for 2 images; the data has 10 classes"),
         ("own_network:no_module", "returned str; it must return a torch.nn.Module"),
         ("own_network:broken", "could not be built: out of ideas"),
+        ("own_network:nothing_to_train", "has no parameters to train"),
+        ("own_network:frozen", "requires_grad is false for all of them"),
+        ("own_network:cut_off", "gives its images no gradient"),
         ("own_network:absent", "could not be built"),
         ("no_such_module:build", "could not be built: No module named 'no_such_module'"),
         ("small-cn", r"did you mean 'small-cnn'\?"),

@@ -91,6 +91,10 @@ PROBED = {
         [*RISING, *[fallen()] * 2, *RISING[3:], *[fallen()] * 2],
         [("collapse", 80, 70), ("recovery", 100, 90), ("collapse", 130, 120)],
     ),
+    "a fall before anything is learnt": (
+        [*[reading(0, 0.4, accuracy=0.0)] * 3, *[reading(0, 0.0, single=0.0, accuracy=0.0, error=1e-3)] * 3],
+        [],
+    ),
     "a dip of half an epoch": ([*RISING, fallen(), *RISING[3:]], []),
     "many dips": ([*RISING, *[fallen(), RISING[-1]] * 5], []),
     "many dips, never back above two thirds": ([*RISING, *[fallen(), fallen(0.2)] * 5], [("collapse", 90, 70)]),

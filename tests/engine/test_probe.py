@@ -100,6 +100,7 @@ def test_a_network_that_is_not_finite_has_no_error_and_is_right_nowhere(monitor)
     ("change", "message"),
     [
         ({"y": torch.zeros(3)}, "one label an image"),
+        ({"y": torch.zeros(16, 4)}, r"labels have shape \(16, 4\)"),
         ({"x": torch.zeros(0, 1, 8, 8), "y": torch.zeros(0)}, "one label an image"),
         ({"eps": 8}, "8/255"),
         ({"x": torch.full((16, 1, 8, 8), 255.0)}, r"in 255 to 255; give floats in \[0, 1\]"),

@@ -97,6 +97,7 @@ def test_an_honest_network_passes():
         (Broken(), "classifier", "not a number on 40 of 40 images"),
         (Softmaxed(), "classifier", "gives probabilities, not logits"),
         (Mean(steepness=5000), "classifier", "saturated: its probability is exactly 1"),
+        (Mean(steepness=1e41), "classifier", "or a logit infinite"),
     ],
 )
 def test_a_symptom_is_named(model, name, words):
@@ -118,6 +119,24 @@ def test_a_single_step_far_above_many_is_named():
     words = failed(Bumpy(), (x, y), eps=0.08)["single-step"]
     assert "under FGSM" in words
     assert "collapse" in words
+
+
+@pytest.mark.parametrize(
+    ("others", "passes"),
+    [
+        ({"pgd-20": 24, "apgd-t": 11}, True),
+        ({"pgd-20": 1, "apgd-t": 1}, False),
+        ({"autoattack": 24}, True),
+        ({"autoattack": 1}, False),
+        ({"apgd-t": 1}, None),
+    ],
+)
+def test_only_many_steps_up_the_same_loss_are_compared_with_a_single_one(others, passes):
+    """A targeted attack leaves 11 of 32 images by its loss, not by its steps."""
+    attacks = {"fgsm": entry(32)} | {name: entry(correct) for name, correct in others.items()}
+    if "autoattack" in attacks:
+        attacks["autoattack"] = entry(1, parts=[{"attack": "apgd-ce", "broken": 0, "correct": others["autoattack"]}])
+    assert passed(attacks, "single-step")["passed"] is passes
 
 
 def test_square_beating_the_gradient_is_named():

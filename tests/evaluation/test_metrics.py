@@ -7,7 +7,7 @@ import torch
 
 from elle.core.attacks import fgsm
 from elle.core.linearity import Linearity
-from elle.errors import InputError
+from elle.errors import InputError, WorkError
 from elle.evaluation import metrics
 from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error, parse_metrics, summary
 from tests.networks import Affine, conv_net, images, smooth_net, trained
@@ -196,3 +196,21 @@ def test_unknown_metrics_are_refused(names, words):
     with pytest.raises(InputError, match=words):
         parse_metrics(names)
     assert parse_metrics("all") == list(METRICS)
+
+
+def test_a_network_without_a_gradient_has_the_metrics_that_need_none(data):
+    class Thresholded(Affine):
+        def forward(self, x):
+            return super().forward((x > 0.5).float())
+
+    model = Thresholded(64)
+    assert linearity_metrics(model, *data, EPS, metric="error")["error"]["count"] == 40
+    with pytest.raises(WorkError, match="metric misalignment cannot be measured of this network"):
+        linearity_metrics(model, *data, EPS, metric="misalignment")
+
+
+def test_an_infinite_value_is_undefined_and_spoils_no_other():
+    """A ratio to a loss of 0, or an error that overflows: a mean of inf and quantiles of NaN would say nothing."""
+    result = summary(torch.tensor([1.0, math.inf, 3.0, math.nan]))
+    assert (result["count"], result["undefined"], result["mean"], result["q50"]) == (2, 2, 2.0, 2.0)
+    assert all(math.isfinite(value) for value in result.values())

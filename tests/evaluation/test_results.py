@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from elle.errors import InputError
+from elle.evaluation.evaluate import assess
 from elle.evaluation.results import compared, mcnemar, packed, unpacked
+from tests.networks import images, smooth_net
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 1000])
@@ -60,3 +62,25 @@ def test_a_clear_difference_is_stated():
 def test_results_that_cannot_be_compared_are_refused(other, message):
     with pytest.raises(InputError, match=message):
         compared(record([1, 0]), other)
+
+
+@pytest.mark.parametrize(
+    ("attack", "eps", "claim"),
+    [
+        ("fgsm", 0.1, "A is more robust"),
+        ("fgsm", 0.2, "A was attacked otherwise and is broken less"),
+        ("clean", 0.2, "A is more accurate"),
+    ],
+)
+def test_a_result_is_called_more_robust_only_under_the_same_attack(attack, eps, claim):
+    one, other = record([1] * 12, attack=attack), record([0] * 12, eps=eps, attack=attack)
+    assert compared(one, other)["attacks"][attack]["statement"].startswith(claim)
+
+
+def test_two_assessments_of_other_points_are_not_compared():
+    model = smooth_net(64)
+    x, y = images(8)
+    record, same, other = (assess(model, values, y, "fgsm", 0.1) for values in (x, x.numpy(), 1 - x))
+    assert compared(record, same)["attacks"]["fgsm"]["statement"] == "the same points are broken"
+    with pytest.raises(InputError, match="not on the same points"):
+        compared(record, other)

@@ -115,7 +115,7 @@ def test_images_that_are_not_in_0_to_1_are_refused(model, x):
 
 
 def test_a_label_the_network_does_not_have_is_refused(model, data):
-    with pytest.raises(InputError, match="labels reach 9, but the network has 4 classes"):
+    with pytest.raises(InputError, match="labels are 9 to 9; the network has 4 classes"):
         evaluate(model, data[0], torch.full((60,), 9), "clean")
 
 

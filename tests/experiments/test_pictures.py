@@ -220,6 +220,13 @@ def test_a_narrow_terminal_shows_fewer_columns_and_those_whole(tmp_path):
     assert row.split()[:4] == ["digits-n-fgsm-eps0.2-seed0", "6/6", "1.0%", "40.0%"]
 
 
+def test_a_number_that_was_not_finite_is_left_out_of_what_is_watched(elle, tmp_path):
+    metrics = run_directory(tmp_path / "a") / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"pgd-10": 0.4', '"pgd-10": null', 1))
+    outcome = elle("watch", "--once", tmp_path / "a")
+    assert (outcome.code, "40.0%" in outcome.out) == (0, True)
+
+
 def test_watching_ends_with_the_last_run(elle, tmp_path):
     assert elle("watch", run_directory(tmp_path / "a")).code == 0
 

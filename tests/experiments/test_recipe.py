@@ -163,6 +163,11 @@ def test_an_identity_depends_on_what_is_trained_and_on_nothing_else():
     assert len({own, *(run_id(load_config([*words, other])) for other in others)}) == 1 + len(others)
 
 
+def test_another_folder_of_own_images_is_another_run_wherever_it_lies():
+    first, moved, other = (run_id(load_config(["data=folder", f"root={root}"])) for root in ("a/x", "/b/x", "a/y"))
+    assert first == moved != other
+
+
 def test_an_identity_is_the_same_tomorrow():
     assert run_id(load_config(["data=cifar10", "method=elle-a", "eps=8/255"])) == "56dfbeb7211d"
 
@@ -185,6 +190,14 @@ def test_an_identity_is_the_same_tomorrow():
         (MINIMAL + "[figure]\nkind = 'line'\n", "kind = 'line', did you mean 'lines'?"),
         (MINIMAL + "[figure]\nmetrics = ['clean']\n", "unknown key 'metrics', did you mean 'metric'?"),
         (MINIMAL + "[figure]\nx = 'epsilon'\n", "unknown key 'epsilon', did you mean 'eps'"),
+        (MINIMAL + "[figure]\nrows = 'seed'\n", "seed is no axis"),
+        (MINIMAL + "[figure]\nx = [[1]]\n", "unknown key [1]"),
+        (MINIMAL + "[[expected]]\nwhere = 'x'\nmetric = 'clean'\nvalue = 1\n", "where must be a table"),
+        (MINIMAL + "[[expected]]\nrows = 'eps'\ncolumns = 'metric'\ntable = ''\n", "a line that names its metric"),
+        (MINIMAL + "[[expected]]\nrows = 'eps'\ncolumns = 'metric'\ntable = 3\n", "a line that names its metric"),
+        (MINIMAL + "seed = [1, 2]\n", "leave seed out: seeds = 3"),
+        (MINIMAL.replace("[base]", "[base]\nout = 'here'"), "leave out out: `elle sweep --out DIR`"),
+        (MINIMAL + "root = ['a', 'b']\n", "runs that differ in root alone (root=a, root=b) count as the same run"),
         ("grid = 3\n" + MINIMAL.partition("[grid]")[0], "grid must be a table"),
         ("title = ", "not a readable TOML file"),
     ],
@@ -201,6 +214,18 @@ def test_a_line_of_an_expected_table_has_a_number_for_each_column(written):
     table = '[[expected]]\nmetric = "clean"\nrows = "method"\ncolumns = "seed"\ntable = """\n| 0 | 1\nfgsm | 3\n"""\n'
     with pytest.raises(InputError, match="the expected line 'fgsm' has 1 numbers for 2 columns"):
         load_recipe(written(MINIMAL + table))
+
+
+def test_an_expected_table_may_have_rows_of_numbers(written):
+    table = "[[expected]]\nrows = 'epochs'\ncolumns = 'metric'\ntable = '''\nx | clean\n2 | 3\n1 | 4\n'''\n"
+    found = load_recipe(written(MINIMAL + "epochs = [1, 2]\n" + table)).expected
+    assert found == [Expected({"epochs": 2}, "clean", 3.0), Expected({"epochs": 1}, "clean", 4.0)]
+
+
+def test_a_table_of_a_method_takes_more_fields_from_the_grid(written):
+    text = MINIMAL.replace("[grid]", "[base.method]\nname = 'gradalign'\n[base.method.loss]\nnorm = 'cosine'\n[grid]")
+    recipe = load_recipe(written(re.sub("method = .*", "'method.loss.weight' = [1, 2]", text)))
+    assert [run.options["loss"] for run in recipe.runs(1)] == [{"norm": "cosine", "weight": k} for k in (1, 2)]
 
 
 def test_a_number_is_read_with_its_deviation_and_its_mark(written):

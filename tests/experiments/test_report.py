@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 
 import pytest
 
@@ -205,6 +206,15 @@ def test_a_recipe_says_what_is_drawn(folder):
     )
 
 
+def test_only_accuracies_are_drawn_in_percent(folder):
+    runs = with_figure(folder, 'curves = ["loss", "accuracy", "clean"]')
+    curves = [one for one in report_figures(runs, lay_out(runs)) if isinstance(one, Chart) and "while" in one.title]
+    found = {one.title.split()[0]: (one.y_label, one.percent, one.note) for one in curves}
+    assert found["loss"] == ("loss", False, "Of the training steps.")
+    assert found["accuracy"] == ("accuracy", True, "Of the training steps.")
+    assert found["Clean"] == ("accuracy", True, "On the images that are tracked.")
+
+
 def test_accuracy_on_held_out_images_is_a_number_of_its_own(tmp_path):
     run = run_directory(tmp_path / "a", "method=fgsm", "validation=97")
     write_result(run, 50.0)
@@ -350,3 +360,55 @@ def test_attacked_images_are_part_of_the_page(folder):
     assert "img-src data:" in page
     assert "![Attacked images, fgsm, eps 8/255](../runs/fgsm-8-0/adversarial.png)" in text
     assert "`elle show DIR`" not in text
+
+
+def test_a_copy_of_a_run_is_no_further_seed(folder):
+    shutil.copytree(folder / "runs", folder / "copied")
+    (folder / "runs" / "n-fgsm-8-0" / "result.json").unlink()  # the copy alone has finished
+    found = gather([str(folder / "radii.toml"), str(folder / "runs"), str(folder / "copied")])
+    scores = {(one.config.method, one.label("eps")): one.score("autoattack") for one in found.settings}
+    assert scores["n-fgsm", "8/255"].count == 3
+    assert scores["n-fgsm", "8/255"].std == pytest.approx(0.1)
+    write_report(found, folder / "report")
+    assert "22 more are left out: another has the same settings and seed" in (folder / "report/report.md").read_text()
+
+
+def test_own_images_of_two_folders_are_two_settings(tmp_path):
+    for root, accuracy in (("apples", 40.0), ("pears", 60.0)):
+        write_result(run_directory(tmp_path / root, "data=arrays", f"root={tmp_path / root}"), accuracy)
+    found = gather([str(tmp_path)])
+    table = result_tables(found, lay_out(found))[0]
+    assert [row[0] for row in table.rows] == ["elle-a, root=apples", "elle-a, root=pears"]
+    assert [row[1] for row in table.rows] == ["40.00", "60.00"]
+
+
+@pytest.mark.parametrize(
+    "damaged", [{"test": None}, {"test": {"clean": 0.5}}, {"test": {"clean": {"accuracy": math.nan, "total": 5}}}]
+)
+def test_a_result_that_cannot_be_read_is_named(folder, damaged):
+    run = folder / "runs" / "fgsm-8-0"
+    (run / "result.json").write_text(json.dumps(damaged))
+    with pytest.raises(InputError, match="fgsm-8-0/result.json is damaged"):
+        gather([str(folder / "runs")])
+
+
+def test_an_evaluation_that_cannot_be_read_is_named(folder):
+    attacks = {"clean": {"accuracy": 0.5}}
+    file = folder / "runs" / "fgsm-8-0" / "evaluation.json"
+    file.write_text(json.dumps({"eps": 8 / 255, "norm": "linf", "attacks": attacks}))
+    with pytest.raises(InputError, match="evaluation.json is damaged; evaluate the run again"):
+        gather([str(folder / "runs")])
+
+
+def test_a_record_without_its_step_is_damaged(folder):
+    (folder / "runs" / "fgsm-8-0" / "metrics.jsonl").write_text('{"epoch": 1}\n')
+    with pytest.raises(InputError, match="fgsm-8-0/metrics.jsonl is damaged"):
+        gather([str(folder / "runs")])
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]"])
+def test_a_failure_without_a_reason_is_a_run_that_has_not_finished(folder, content):
+    run = folder / "runs" / "fgsm-8-0"
+    (run / "result.json").unlink()
+    (run / "failure.json").write_text(content)
+    assert gather([str(folder / "runs")]).failures == {}

@@ -18,7 +18,7 @@ from elle.experiments.recipe import load_recipe
 from elle.experiments.rundir import open_run
 from elle.experiments.sweep import Item, chosen_runs, plan, run_name, run_sweep
 from elle.experiments.sweep_view import SweepView, duration
-from elle.experiments.training import is_running, outcome
+from elle.experiments.training import is_running, outcome, start_training
 from elle.files import FolderLock, is_held
 
 from .recipes import tiny_recipe
@@ -28,7 +28,7 @@ FAILING = """
 [[runs]]
 method = "fgsm"
 eps = "0.1"
-model = "no-such-network"
+model = "no_such_module:network"
 """
 
 
@@ -80,7 +80,7 @@ def test_a_failing_run_is_recorded_and_stops_no_other(swept):
     assert err.startswith("elle: 1 of 5 runs failed, first digits-fgsm-eps0.1-seed0-")
     assert err.count("\n") == 1
     failure = json.loads(next(folder.glob("*/failure.json")).read_text())
-    assert "no-such-network" in failure["reason"]
+    assert "no_such_module" in failure["reason"]
     assert f"failed   {next(folder.glob('*/failure.json')).parent.name}: {failure['reason']}" in out
     assert out.count("finished") == 4 - len(swept[2])
 
@@ -136,6 +136,12 @@ def test_a_mistyped_method_is_told_before_any_run(tmp_path, elle, monkeypatch):
         ("clean,pgd-10", "clean,pgd10", "recipe tiny: attack 'pgd10' does not exist"),
         ("clean,pgd-2", "clean,pgd2", "recipe tiny: attack 'pgd2' does not exist"),
         ("batch = 64", 'batch = 64\n"method.atack.noise" = 2', "has no part 'atack'"),
+        ("small-cnn", "smal-cnn", "recipe tiny: model 'smal-cnn' does not exist, did you mean 'small-cnn'?"),
+        (
+            "[grid]",
+            "[[expected]]\nmetric = 'pgd10'\nvalue = 1\n[grid]",
+            "expected pgd10: attack 'pgd10' does not exist",
+        ),
     ],
 )
 def test_what_no_run_could_do_is_told_by_a_dry_run_too(tmp_path, elle, monkeypatch, right, wrong, words):
@@ -287,3 +293,45 @@ def test_a_run_travels_with_what_is_done_of_its_final_evaluation(tmp_path):
     (tmp_path / "a" / part).write_text("done")
     unpack(pack(tmp_path / "a"), tmp_path / "b")
     assert (tmp_path / "b" / part).read_text() == "done"
+
+
+def test_a_run_that_is_tried_again_is_made_where_the_recipe_says_now(tmp_path):
+    config = load_config(["data=folder", "root=nowhere", "model=small-cnn", "image_size=16", "method=fgsm"])
+    path = tmp_path / "run"
+    start_training(config, path, {}).wait()
+    assert "nowhere: no such folder" in str(outcome(path, 2))
+    start_training(config.model_copy(update={"root": str(tmp_path / "images"), "image_size": 32}), path, {}).wait()
+    assert f"{tmp_path / 'images'}: no such folder" in str(outcome(path, 2))
+    assert open_run(path).config.image_size == 16  # what is trained stays what it was
+    (path / "config.toml").write_text("damaged")
+    start_training(config, path, {}).wait()
+    assert "config.toml is not a readable TOML file" in str(outcome(path, 2))
+
+
+def test_only_chooses_seeds_too(tmp_path):
+    recipe = load_recipe(tiny_recipe(tmp_path))
+    assert {run.seed for run in chosen_runs(recipe, 3, ["seed=1", "seed=2"])} == {1, 2}
+    with pytest.raises(InputError, match="has seed=3; its runs differ in eps, method, seed"):
+        chosen_runs(recipe, 3, ["seed=3"])
+
+
+def test_a_folder_that_cannot_be_used_stops_no_other_run(tmp_path):
+    config = load_config(["data=digits", "model=no_such_module:network", "method=fgsm"])
+    items = plan([config.model_copy(update={"seed": seed}) for seed in range(3)], tmp_path)
+    items[0].path.write_text("a file where the folder should be")
+    (items[1].path / "train.log").mkdir(parents=True)
+    run_sweep(items, LocalExecutor(1), lambda item: None)
+    assert [item.state for item in items] == ["failed"] * 3
+    assert "Not a directory" in items[0].said or "File exists" in items[0].said
+    assert "train.log" in items[1].said
+    assert "no_such_module" in items[2].said
+
+
+def test_a_damaged_record_is_said_of_its_run_and_stops_no_other(tmp_path):
+    config = load_config(["data=digits", "method=fgsm"])
+    path = tmp_path / run_name(config)
+    path.mkdir()
+    (path / "metrics.jsonl").write_text("damaged\n")
+    (item,) = plan([config], tmp_path)
+    assert item.state == "waiting"
+    assert "metrics.jsonl is damaged" in item.said

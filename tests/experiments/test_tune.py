@@ -124,3 +124,10 @@ def test_the_words_of_a_setting_are_checked_before_anything_is_trained():
     with pytest.raises(InputError, match="unknown key"):
         settings(["methd=elle"])
     assert load_config(WORDS).weight is None
+
+
+def test_a_folder_whose_epochs_are_not_known_yet_is_looked_at_in_the_end():
+    (setting,) = settings(["data=folder", "root=photos", "method=elle-a"])
+    whole = setting.config.resolved()
+    assert whole.epochs is None
+    assert whole.eval_every > 1_000

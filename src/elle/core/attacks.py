@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import numbers
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -160,8 +161,16 @@ def check_radius(eps: float | Tensor, norm: str = "linf", allow_zero: bool = Fal
     """Refuse a radius that cannot be meant; one that is a tensor is not read, as that would wait for its device."""
     if isinstance(eps, Tensor):
         return
+    if not isinstance(eps, numbers.Real):
+        raise ValueError(f"eps is {eps!r}, a {type(eps).__name__}; give a number, for example 8 / 255")
     if not 0 <= eps < math.inf or (eps == 0 and not allow_zero) or (norm == "linf" and eps > 1):
         raise ValueError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
+
+
+def check_floats(x: Tensor) -> None:
+    """Refuse images of whole numbers, which have no gradient."""
+    if not x.is_floating_point():
+        raise ValueError(f"x is {x.dtype}; it must be floats in [0, 1], for example x.float() / 255")
 
 
 def check_logits(answer: object) -> Tensor:
@@ -185,12 +194,14 @@ def fgsm(
 ) -> Tensor:
     """x + eps * sign(grad L(x)) (Goodfellow et al., arXiv 1412.6572), not clipped unless asked, as in the paper."""
     check_radius(eps, norm, allow_zero=True)
+    check_floats(x)
     return SignStep(clip=clip, norm=norm)(model, x, y, eps)
 
 
 def n_fgsm(model: Model, x: Tensor, y: Tensor, eps: float | Tensor, *, noise: float = 2) -> Tensor:
     """x + eta + eps * sign(grad L(x + eta)), eta ~ Unif(+-noise * eps), unprojected (arXiv 2202.01181)."""
     check_radius(eps, allow_zero=True)
+    check_floats(x)
     return SignStep(noise=noise, project=False)(model, x, y, eps)
 
 
@@ -206,6 +217,7 @@ def pgd(
 ) -> Tensor:
     """PGD from a uniform start, inside the ball and [0, 1]; alpha in units of eps, 2.5 / steps by default."""
     check_radius(eps, norm, allow_zero=True)
+    check_floats(x)
     alpha = 2.5 / max(steps, 1) if alpha is None else alpha
     return SignStep(alpha=alpha, steps=steps, noise=1, clip=True, norm=norm)(model, x, y, eps)
 

@@ -77,9 +77,9 @@ def assess_run(
         about = _about(job, subject) | {"seconds": round(time.perf_counter() - started, 3), "identity": identity}
         names = [device_name(pick_device(name)) for name in devices]
         record = record_of(Files(out / PARTS), attacks, job.settings, job.count, devices=names, about=about)
+        _set_aside(out, record)
         if job.keep:
             _keep_examples(out, job)
-        _set_aside(out, record)
         write_json(out / RESULT, record)
         shutil.rmtree(out / PARTS)
     return record
@@ -95,7 +95,7 @@ def _identity(job: Job, subject: Subject) -> dict[str, Any]:
 
 def _finished(out: Path, identity: dict[str, Any], attack: str) -> dict[str, Any] | None:
     """The record that is there already, if it is this very evaluation and nothing newer was begun."""
-    record = _old_record(out)
+    record = _read(out / RESULT)
     if not record or (out / PARTS).exists():
         return None
     wanted = [one.name for one in parse_attacks(attack, identity["norm"])]
@@ -116,7 +116,9 @@ def _claim(out: Path, identity: dict[str, Any], resume: bool) -> bool:
             f"{out} holds an unfinished evaluation ({count} units done); continue it with --resume, "
             f"choose another --out, or delete {parts}"
         )
-    begun = json.loads((parts / "identity.json").read_text())
+    begun = _read(parts / "identity.json")
+    if not begun:
+        raise InputError(f"{parts / 'identity.json'} is damaged; delete {parts} and evaluate again without --resume")
     differing = [key for key in identity if begun.get(key) != identity[key]]
     if differing:
         words = ", ".join(_spelled(key, begun.get(key)) for key in differing)
@@ -242,21 +244,24 @@ def _keep_examples(out: Path, job: Job) -> None:
             write_atomically(out / SAVED / f"{unit.name}.npz", content.getvalue())
 
 
-def _old_record(out: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where there is none."""
     try:
-        record = json.loads((out / RESULT).read_text())
+        found = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _set_aside(out: Path, record: dict[str, Any]) -> None:
-    """A record that says something the new one does not is kept under the next free number."""
-    old = _old_record(out)
+    """A record that says something the new one does not is kept under the next free number, with its images."""
+    old = _read(out / RESULT)
     repeated = old.get("identity") == record["identity"] and set(old["attacks"]) <= set(record["attacks"])
     if not (out / RESULT).exists() or repeated:
         return
     number = 1
-    while (out / f"evaluation.{number}.json").exists():
+    while (out / f"evaluation.{number}.json").exists() or (out / f"{SAVED}.{number}").exists():
         number += 1
+    if (out / SAVED).exists():
+        (out / SAVED).rename(out / f"{SAVED}.{number}")
     (out / RESULT).rename(out / f"evaluation.{number}.json")

@@ -49,8 +49,13 @@ def read_lines(path: Path) -> list[Any]:
     """The values of such a file, none where there is no file; a last line without its end is still being written."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    values = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1], 1):
+        try:
+            values.append(json.loads(line))
+        except ValueError:
+            raise InputError(f"{path} is damaged in line {number}; take that line out, then run it again") from None
+    return values
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:

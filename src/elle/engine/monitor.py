@@ -179,7 +179,9 @@ class Monitor:
         multi, single = [one["multi"] for one in self.readings], [_single(one) for one in self.readings]
         chance = self.readings[-1]["chance"]
         if self.readings[-1]["accuracy"] is not None:
-            return collapsed_readings(multi, single, chance)
+            fallen = collapsed_readings(multi, single, chance)
+            # Nothing kept of nothing is no single-step accuracy: a network that has not begun to learn.
+            return [bad and high > level for bad, high, level in zip(fallen, single, multi, strict=True)]
         # On a few images, in eval mode, single-step accuracy swings: it must only be far above the other.
         fallen = collapsed_readings(multi, single, chance, kept=0.5)
         return [bad and high >= 2 * level for bad, high, level in zip(fallen, single, multi, strict=True)]

@@ -12,9 +12,9 @@ import torch
 from elle.config import given
 from elle.engine.run_files import FINAL
 from elle.engine.runtime import stopped_at_once
-from elle.engine.subject import file_digest, points_digest
+from elle.engine.subject import file_digest
 from elle.evaluation.evaluate import evaluate, search_precision
-from elle.evaluation.units import Files, Memory, Settings, Store, default_chunk
+from elle.evaluation.units import Files, Memory, Settings, Store, default_chunk, points_digest
 from elle.version import __version__
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _store(run: Run, settings: Settings) -> Store:
     test = run.images.test
 
     def identity() -> str:
-        weights, points = file_digest(run.directory / "model.safetensors"), points_digest(test, len(test))
+        weights, points = file_digest(run.directory / "model.safetensors"), points_digest(test.x, test.y)
         content = json.dumps([asdict(settings), weights, points])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 

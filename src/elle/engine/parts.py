@@ -122,8 +122,27 @@ def _network(config: Config, images: ImageSet, method: Method, device: torch.dev
     )
     for size in {phase.image_size for phase in config.phases or ()}:
         check_model(model, name, (channels, size, size), len(images.classes))
+    if ":" in name:
+        _check_trainable(model, name, (channels, height, width))
     method.check(model)
     model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     # The same by their seed; a network of the user's may draw elsewhere.
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
     return synchronise(model, ranks) if config.sync_bn and ranks.count > 1 else model
+
+
+def _check_trainable(model: nn.Module, name: str, shape: tuple[int, ...]) -> None:
+    """Refuse a network of the user's that no step could change, or no attack."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(f"model={name} has no parameters to train: none, or requires_grad is false for all of them")
+    modes = {module: module.training for module in model.modules()}
+    x = torch.zeros(2, *shape, requires_grad=True)
+    logits = model.eval()(x)
+    gradient = torch.autograd.grad(logits.sum(), x, allow_unused=True)[0] if logits.requires_grad else None
+    for module, training in modes.items():
+        module.training = training
+    if gradient is None:
+        raise InputError(
+            f"model={name} gives its images no gradient, without which no attack goes up; "
+            f"leave out what cuts it off (detach, no_grad, a comparison)"
+        )

@@ -15,7 +15,7 @@ from elle.core.linearity import Linearity
 from elle.engine.monitor import Monitor, Reading, Verdict
 from elle.evaluation.autoattack import oracle
 from elle.evaluation.capture import Captured
-from elle.evaluation.mode import evaluation_mode, is_wrong
+from elle.evaluation.mode import evaluation_mode, is_wrong, unwrapped
 from elle.models.batch_norm import fusing
 
 IMAGES = 128
@@ -50,6 +50,8 @@ class CollapseMonitor(Monitor):
     ) -> None:
         if len(x) == 0 or len(x) != len(y):
             raise ValueError(f"{len(x)} probe images and {len(y)} labels; there must be one label an image")
+        if y.dim() != 1:
+            raise ValueError(f"the labels have shape {tuple(y.shape)}; give the number of the class of each image, [N]")
         if not x.is_floating_point() or not bool(((x >= 0) & (x <= 1)).all()):
             raise ValueError(
                 f"the probe images are {x.dtype} in {float(x.min()):.3g} to {float(x.max()):.3g}; give floats in "
@@ -106,6 +108,7 @@ class CollapseMonitor(Monitor):
 
     def look(self, model: nn.Module) -> Reading:
         """Accuracies and E_lin on the probe, in the precision of the autocast around it."""
+        model = unwrapped(model)
         if self.graphed is not None and self.graphed.captured:
             numbers = self.graphed(model)  # eval mode is in the graph
         else:

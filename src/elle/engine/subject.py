@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from elle.config import Config
 from elle.data.registry import find_dataset, load_dataset
 from elle.data.sources import ImageSet, Split
-from elle.engine.trained import load_network, load_run, misfit
+from elle.engine.trained import kept_network, load_network, load_run, misfit
 from elle.errors import InputError
-from elle.models.registry import build_model
+from elle.evaluation.units import points_digest
+from elle.models.registry import Shape, build_model, check_model
 
 
 @dataclass(frozen=True)
@@ -78,20 +78,13 @@ class Subject:
         return file_digest(self.weights)
 
     def labels_digest(self, count: int) -> str:
-        return points_digest(self.test, count)
+        return points_digest(self.test.x[:count], self.test.y[:count])
 
 
 def file_digest(path: Path) -> str:
     """The SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def points_digest(test: Split, count: int) -> str:
-    """The SHA-256 of the first `count` labels and of the first images: enough to tell two sets of points apart."""
-    digest = hashlib.sha256(test.y[:count].astype("<i8").tobytes())
-    digest.update(test.x[: min(count, 64)].tobytes())
-    return digest.hexdigest()
 
 
 def load_subject(source: Source, device: torch.device) -> Subject:
@@ -148,14 +141,23 @@ def _foreign(source: Source) -> Subject:
     row = find_dataset(data)
     tensors = read_weights(weights)
     images = load_dataset(data, source.root)
-    model = _built(name, images)
-    _fit(model, tensors, weights, name)
+    if weights.suffix == ".safetensors" and kept_network(weights) == name:
+        # The file knows what a name does not tell: the activation, a normalising first layer, the averaged weights.
+        model, _ = load_network(weights)
+        check_model(model, name, _image_shape(images), len(images.classes))
+    else:
+        model = _built(name, images)
+        _fit(model, tensors, weights, name)
     return Subject(model, images.test, images.classes, data, name, weights, row.defaults["eps"], "linf")
 
 
 def _built(name: str, images: ImageSet) -> nn.Module:
+    return build_model(name, _image_shape(images), len(images.classes))
+
+
+def _image_shape(images: ImageSet) -> Shape:
     channels, height, width = images.test.x.shape[1:]
-    return build_model(name, (channels, height, width), len(images.classes))
+    return channels, height, width
 
 
 def _fit(model: nn.Module, tensors: dict[str, Tensor], file: Path, name: str) -> None:
@@ -169,16 +171,18 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     """The state_dict in a .safetensors file, or in a torch file that holds tensors and plain containers alone."""
     if not file.is_file():
         raise InputError(f"--weights {file} {'is a folder, not a file' if file.is_dir() else 'does not exist'}")
+    found: Any
     try:
         if file.suffix == ".safetensors":
-            return load_file(file)
-        found: Any = torch.load(file, map_location="cpu", weights_only=True)
+            found = load_file(file)
+        else:
+            found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # torch's own words advise to run what is in the file
         raise InputError(
             f"--weights {file} holds more than tensors, or is no torch file; "
             f"save it with torch.save(model.state_dict(), FILE)"
         ) from None
-    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as problem:
+    except Exception as problem:  # a file of anything else may raise anything, down to a KeyError
         reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
         raise InputError(
             f"--weights {file} is neither safetensors nor a plain state_dict ({reason}); "
@@ -189,9 +193,9 @@ def read_weights(file: Path) -> dict[str, Tensor]:
             found = found[key]
     if not isinstance(found, dict) or not found or not all(isinstance(value, Tensor) for value in found.values()):
         raise InputError(f"--weights {file} holds no state_dict; save it with torch.save(model.state_dict(), FILE)")
-    # What DistributedDataParallel and torch.compile put before each name.
     tensors: dict[str, Tensor] = found
-    for prefix in ("module.", "_orig_mod."):
+    # What DistributedDataParallel and torch.compile put before each name, in either order.
+    for prefix in ("module.", "_orig_mod.", "module."):
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors

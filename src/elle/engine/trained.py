@@ -76,6 +76,16 @@ def load_network(weights: Path, checkpoint: bool = True) -> tuple[nn.Module, dic
     return model.eval(), header
 
 
+def kept_network(weights: Path) -> str | None:
+    """The name of the network in a file of elle's; None for a file of anyone else's."""
+    try:
+        _, header = read_tensors(weights)
+    except InputError:
+        return None
+    name: str | None = header.get("network", header).get("model")
+    return name
+
+
 def misfit(file: Path, model: str, problem: RuntimeError) -> str:
     """The one line for weights of another network, of which torch would name every single one."""
     reason = str(problem).splitlines()[-1].strip()

@@ -87,8 +87,8 @@ def _classifier(facts: Mapping[str, int], total: int) -> str:
         )
     if facts.get("saturated", 0) >= 0.5 * total:
         return (
-            f"the network is saturated: its probability is exactly 1 on {facts['saturated']} of {total} images, "
-            f"where the cross-entropy tells an attack nothing; trust apgd-t, fab-t and square"
+            f"the network is saturated: its probability is exactly 1, or a logit infinite, on {facts['saturated']} of "
+            f"{total} images, where the cross-entropy tells an attack nothing; trust apgd-t, fab-t and square"
         )
     return ""
 
@@ -115,7 +115,11 @@ def _black_box(attacks: Mapping[str, Entry], total: int) -> str | None:
 
 
 def _single_step(attacks: Mapping[str, Entry]) -> str | None:
-    multi = {name: one["accuracy"] for name, one in attacks.items() if name.startswith(("pgd", "apgd", "autoattack"))}
+    # Attacks on FGSM's own loss alone: a targeted one may be stronger by its loss, and many steps then show nothing.
+    multi = {name: one["accuracy"] for name, one in attacks.items() if name.startswith(("pgd", "apgd-ce"))}
+    for part in attacks.get("autoattack", {}).get("parts", []):
+        if part["attack"] == "apgd-ce":
+            multi["autoattack's apgd-ce"] = part["correct"] / attacks["autoattack"]["total"]
     if "fgsm" not in attacks or not multi:
         return None
     single, (name, least) = attacks["fgsm"]["accuracy"], min(multi.items(), key=lambda pair: pair[1])

@@ -17,10 +17,21 @@ from elle.errors import InputError
 from elle.evaluation.autoattack import ORDER, adaptations
 from elle.evaluation.autoattack.oracle import Precision
 from elle.evaluation.checks import check
-from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong
+from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong, unwrapped
 from elle.evaluation.names import EvaluationAttack, Norm, parse_attacks, parse_tracked
 from elle.evaluation.results import SCHEMA, collected, entries, packed, wilson_interval
-from elle.evaluation.units import BATCH, Engine, Images, Memory, Settings, Store, count_chunks, default_chunk, plan
+from elle.evaluation.units import (
+    BATCH,
+    Engine,
+    Images,
+    Memory,
+    Settings,
+    Store,
+    count_chunks,
+    default_chunk,
+    plan,
+    points_digest,
+)
 from elle.evaluation.worker import Worker
 from elle.version import __version__
 
@@ -65,9 +76,9 @@ def evaluate(
     chunks, and the result, the same on all, is that of one process. What `store` holds already is not done again; it
     must be of this network, these points and these settings.
     """
-    device = _device(model, x)
+    device = _device(model, x, y)
     how, chunk = precision or search_precision(device), chunk or default_chunk(device, math.prod(x.shape[2:]))
-    settings = Settings(eps, norm, seed, engine, how, batch, chunk, compile)
+    settings = Settings(_radius(eps, norm), norm, seed, engine, how, batch, chunk, compile)
     own, everyones = Memory() if store is None else store, Memory()
     chunks = range(part[0], count_chunks(len(y), chunk), part[1])
     attacks = _run(model, x, y, attack, settings, device, own, chunks)
@@ -94,15 +105,31 @@ def assess(
     compile: bool = False,
 ) -> dict[str, Any]:
     """As `evaluate`, and the whole record that can be published: self-checks, outcomes by point, settings, versions."""
-    device = _device(model, x)
+    device = _device(model, x, y)
     how, chunk = precision or search_precision(device), chunk or default_chunk(device, math.prod(x.shape[2:]))
-    settings = Settings(eps, norm, seed, engine, how, batch, chunk, compile)
+    settings = Settings(_radius(eps, norm), norm, seed, engine, how, batch, chunk, compile)
     store = Memory()
     attacks = _run(model, x, y, attack, settings, device, store, range(count_chunks(len(y), chunk)), probe=True)
-    return record_of(store, attacks, settings, len(y), devices=[device_name(device)])
+    about = {"data": {"name": None, "count": len(y), "sha256": points_digest(x, y)}}
+    return record_of(store, attacks, settings, len(y), devices=[device_name(device)], about=about)
 
 
-def _device(model: nn.Module, x: Images) -> torch.device:
+def _radius(eps: float, norm: Norm) -> float:
+    """eps as a plain number, which JSON holds, if it can be meant."""
+    try:
+        eps = float(eps) if isinstance(eps, Tensor) else eps
+        check_radius(eps, norm, allow_zero=True)
+    except ValueError as problem:
+        raise InputError(str(problem)) from None
+    return float(eps)
+
+
+def _device(model: nn.Module, x: Images, y: Images) -> torch.device:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model is a {type(model).__name__}; give a torch.nn.Module, images in and logits out")
+    for name, values in (("x", x), ("y", y)):
+        if not isinstance(values, Tensor | np.ndarray):
+            raise InputError(f"{name} is a {type(values).__name__}; give a tensor or an array")
     return device_of(model, x.device if isinstance(x, Tensor) else torch.device("cpu"))
 
 
@@ -117,16 +144,12 @@ def _run(
     chunks: range,
     probe: bool = False,
 ) -> list[EvaluationAttack]:
-    attacks, eps = parse_attacks(attack, settings.norm), settings.eps
+    attacks = parse_attacks(attack, settings.norm)
     if len(x) == 0 or len(x) != len(y):
         raise InputError(f"{len(x)} images and {len(y)} labels cannot be evaluated; there must be one label an image")
     if y.ndim != 1:
         raise InputError(f"the labels have shape {tuple(y.shape)}; give the number of the class of each image, [N]")
-    try:
-        check_radius(eps, settings.norm, allow_zero=True)
-    except ValueError as problem:
-        raise InputError(str(problem)) from None
-    Worker(model, x, y, attacks, settings, device, probe=probe).run(store, chunks)
+    Worker(unwrapped(model), x, y, attacks, settings, device, probe=probe).run(store, chunks)
     return attacks
 
 
@@ -147,7 +170,7 @@ def record_of(
     total: int,
     *,
     devices: Sequence[str],
-    about: dict[str, Any] | None = None,
+    about: dict[str, Any],
 ) -> dict[str, Any]:
     """The published record (docs/evaluation.md): plain values only, so that JSON holds it."""
     found = entries(store, attacks, total, settings)
@@ -163,7 +186,6 @@ def record_of(
         "version": __version__,
         **{key: settled[key] for key in ("eps", "norm", "seed", "engine", "precision", "batch", "chunk", "compile")},
         "classes": facts["classes"],
-        "data": {"name": None, "count": total},
         "attacks": found,
         "checks": check(found, facts, total),
         "versions": versions(settings.engine, attacks),
@@ -171,7 +193,7 @@ def record_of(
     }
     if any(one.parts == ORDER for one in attacks):
         record["order"] = list(ORDER)
-    return record | (about or {})
+    return record | about
 
 
 def versions(engine: Engine, attacks: list[EvaluationAttack]) -> dict[str, str | None]:

@@ -13,7 +13,7 @@ from elle.core import linearity
 from elle.core.attacks import Norm as AttackNorm
 from elle.core.attacks import fgsm, pgd
 from elle.core.linearity import Linearity, Norm
-from elle.errors import InputError, nearest
+from elle.errors import InputError, WorkError, nearest
 from elle.evaluation.evaluate import evaluation_mode, exact_float32
 
 Summary = dict[str, float | int]
@@ -118,7 +118,13 @@ def linearity_metrics(
         for name in names:
             with evaluation_mode(model, seed, x.device):
                 pairs = zip(torch.split(x, batch), torch.split(y, batch), strict=True)
-                parts = [METRICS[name][1](model, *pair, eps, norm).detach() for pair in pairs]
+                try:
+                    parts = [METRICS[name][1](model, *pair, eps, norm).detach() for pair in pairs]
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError as problem:  # a network without a way back from the logits to the image
+                    reason = str(problem).splitlines()[0]
+                    raise WorkError(f"metric {name} cannot be measured of this network: {reason}") from problem
                 result[name] = summary(torch.cat(parts).double().cpu())
     return result
 
@@ -130,8 +136,8 @@ def mean_error(model: nn.Module, x: Tensor, y: Tensor, eps: float, *, norm: Norm
 
 
 def summary(values: Tensor) -> Summary:
-    """Mean, std and quantiles of the defined values, and how many were undefined (NaN)."""
-    defined = values[~values.isnan()]
+    """Mean, std and quantiles of the defined values, and how many were undefined (NaN, or infinite)."""
+    defined = values[values.isfinite()]
     result: Summary = {"count": len(defined), "undefined": len(values) - len(defined)}
     if len(defined):
         result["mean"] = float(defined.mean())

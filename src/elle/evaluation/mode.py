@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from elle.models.batch_norm import fusing
 
@@ -18,7 +19,7 @@ def evaluation_mode(model: nn.Module, seed: int, device: torch.device) -> Iterat
     cuda = [device] if device.type == "cuda" else []
     cudnn = torch.backends.cudnn
     kept = cudnn.benchmark, cudnn.deterministic
-    with torch.random.fork_rng(devices=cuda):
+    with differentiable(), torch.random.fork_rng(devices=cuda):
         torch.manual_seed(seed)
         # Kernels chosen by trial differ from one process to the next: what is resumed would not be what was begun.
         cudnn.benchmark, cudnn.deterministic = False, True
@@ -30,6 +31,16 @@ def evaluation_mode(model: nn.Module, seed: int, device: torch.device) -> Iterat
             cudnn.benchmark, cudnn.deterministic = kept
             for module, training in modes.items():
                 module.training = training
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network in DistributedDataParallel, whose own forward waits for ranks that may not be evaluating."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def differentiable() -> contextlib.AbstractContextManager[object]:
+    """Outside of the caller's inference mode, in which there is no gradient to attack with."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -33,6 +33,8 @@ class EvaluationAttack:
 
 def parse_attacks(names: str, norm: Norm = "linf") -> list[EvaluationAttack]:
     """The attacks named. PGD-K steps eps/8 at K=20 (2.5 eps/K); PGD-K-R steps eps/4."""
+    if not isinstance(names, str):
+        raise InputError(f"attack is a {type(names).__name__}; write the names in one string: 'clean,pgd-20'")
     if norm not in NORMS:
         raise InputError(f"norm {norm!r} does not exist{nearest(norm, NORMS)}; use linf, l2 or l1")
     attacks = {one: _parse_attack(one, norm) for name in names.split(",") if (one := name.strip())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import zipfile
@@ -9,13 +10,14 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from elle.errors import InputError
 from elle.evaluation.autoattack.oracle import Precision
 from elle.evaluation.names import EvaluationAttack, Norm
 from elle.files import write_atomically
@@ -41,6 +43,14 @@ class Settings:
     chunk: int = 1024
     compile: bool = False
     """Compile the network for full batches of the fast engine: minutes first, then faster."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("engine", get_args(Engine)), ("precision", get_args(Precision))):
+            if (value := getattr(self, name)) not in allowed:
+                raise InputError(f"{name} {value!r} does not exist; use {', '.join(allowed)}")
+        for name, least in (("batch", 1), ("chunk", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be {least} or more")
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,19 @@ def fitting_batch(batch: int, pixels: int, trained: int = 1) -> int:
 
 def count_chunks(total: int, chunk: int) -> int:
     return -(-total // chunk)
+
+
+def points_digest(x: Images, y: Images) -> str:
+    """The SHA-256 of the labels and of the first images: enough to tell two sets of points apart."""
+    first, labels = (as_tensor(values).detach().cpu() for values in (x[:64], y))
+    digest = hashlib.sha256(labels.numpy().astype("<i8").tobytes())
+    digest.update((first.float() if first.is_floating_point() else first).contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def as_tensor(values: Images) -> Tensor:
+    # Copied: a memory-mapped file is read-only, and torch wants arrays that are not.
+    return values if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
 
 
 def unit_seed(seed: int, unit: Unit) -> int:

@@ -13,15 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elle.core.attacks import check_logits
-from elle.errors import InputError
+from elle.errors import InputError, WorkError
 from elle.evaluation import pgd
 from elle.evaluation.autoattack import ORDER, search
 from elle.evaluation.autoattack.norms import length
 from elle.evaluation.autoattack.objectives import cross_entropy
 from elle.evaluation.autoattack.oracle import Oracle
-from elle.evaluation.mode import current, evaluation_mode, exact_float32, is_wrong
+from elle.evaluation.mode import current, differentiable, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack, Norm
-from elle.evaluation.units import Bools, Images, Outcome, Settings, Store, Unit, plan, unit_seed
+from elle.evaluation.units import Bools, Images, Outcome, Settings, Store, Unit, as_tensor, plan, unit_seed
+from elle.models.foreign import first_line
 
 TOLERANCE = 1e-6
 """How far outside ball and box an adversarial point may lie by rounding; relative for radii above 1."""
@@ -56,17 +57,21 @@ class Worker:
             held = {unit: store.load(unit) for unit in units}
             if all(held.values()):
                 continue
-            x, y = self._points(chunk)
-            for unit in units:
-                if held[unit] is None:
-                    with exact_float32(self.device), current(self.device):
-                        outcome = self._outcome(unit, x, y, store)
-                    store.save(unit, outcome)
-                    done()
+            with differentiable():
+                x, y = self._points(chunk)
+                for unit in units:
+                    if held[unit] is None:
+                        with exact_float32(self.device), current(self.device):
+                            outcome = self._outcome(unit, x, y, store)
+                        store.save(unit, outcome)
+                        done()
 
     def _points(self, chunk: int) -> tuple[Tensor, Tensor]:
         part = slice(chunk * self.settings.chunk, (chunk + 1) * self.settings.chunk)
-        x, y = _tensor(self.x[part]), _tensor(self.y[part]).long()
+        x, labels = as_tensor(self.x[part]), as_tensor(self.y[part])
+        y = labels.long()
+        if not torch.equal(y.to(labels.dtype), labels):
+            raise InputError("the labels are not whole numbers; give the number of the class of each image, from 0")
         if x.dtype == torch.uint8:
             x = x.to(self.device).float() / 255
         elif not x.is_floating_point():
@@ -88,28 +93,48 @@ class Worker:
 
     def _clean(self, x: Tensor, y: Tensor, seed: int) -> Outcome:
         with evaluation_mode(self.model, seed, self.device), torch.no_grad():
-            answers = [self.model(part) for part in torch.split(x, self.settings.batch)]
-            try:
-                logits = torch.cat([check_logits(answer) for answer in answers]).float()
-            except ValueError as problem:
-                raise InputError(str(problem)) from None
+            logits = torch.cat([self._answer(part) for part in torch.split(x, self.settings.batch)]).float()
+            if logits.dim() != 2 or logits.shape[1] < 2 or len(logits) != len(x):
+                raise InputError(
+                    f"the network gives {tuple(logits.shape)} for {len(x)} images; logits are [images, classes]"
+                )
+            if not bool(((y >= 0) & (y < logits.shape[1])).all()):
+                span, classes = f"{int(y.min())} to {int(y.max())}", logits.shape[1]
+                raise InputError(f"the labels are {span}; the network has {classes} classes, 0 to {classes - 1}")
             facts = self._facts(x, y, logits) if self.probe else {}
-        if logits.dim() != 2 or logits.shape[1] < 2:
-            raise InputError(
-                f"the network gives {tuple(logits.shape)} for {len(x)} images; logits are [images, classes]"
-            )
-        if not bool(((y >= 0) & (y < logits.shape[1])).all()):
-            raise InputError(f"labels reach {int(y.max())}, but the network has {logits.shape[1]} classes, from 0")
         facts["classes"] = logits.shape[1]
-        self._refuse(logits.shape[1])
+        self._refuse(logits.shape[1], x)
         return Outcome(_numpy(is_wrong(logits, y)), 0.0, facts)
 
-    def _refuse(self, classes: int) -> None:
-        """InputError where the engine lacks an attack that is still to come: now, not after those before it."""
-        if self.settings.engine == "reference":
-            from elle.evaluation.autoattack import reference
+    def _answer(self, x: Tensor) -> Tensor:
+        """The network's answer to images, the first asked of it; WorkError or InputError where there is none."""
+        # A copy: a network that writes into its images would spoil the caller's.
+        shown = x.clone()
+        untouched = shown._version
+        try:
+            answer = self.model(shown)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as problem:  # the user's code may raise anything
+            raise WorkError(f"the network fails on float32 images {tuple(x.shape)}: {first_line(problem)}") from problem
+        if shown._version != untouched:
+            raise InputError(
+                "the network writes into the images it is given, so it cannot be attacked; let its first layer work on "
+                "a copy, without inplace=True or names that end in _"
+            )
+        try:
+            return check_logits(answer)
+        except ValueError as problem:
+            raise InputError(str(problem)) from None
 
-            for name in dict.fromkeys(name for one in self.attacks.values() for name in one.parts):
+    def _refuse(self, classes: int, x: Tensor) -> None:
+        """InputError where an attack that is still to come cannot be run: now, not after those before it."""
+        for name in dict.fromkeys(name for one in self.attacks.values() for name in one.parts):
+            if name == "square" and x.dim() != 4:
+                raise InputError(f"square needs images [N, C, H, W]; these are {list(x.shape)}: name other attacks")
+            if self.settings.engine == "reference":
+                from elle.evaluation.autoattack import reference
+
                 reference.available(name, classes)
 
     def _facts(self, x: Tensor, y: Tensor, logits: Tensor) -> dict[str, int]:
@@ -130,7 +155,7 @@ class Worker:
             "undefined": int(logits.isnan().any(1).sum()),
             "probabilities": int(((logits >= 0).all(1) & ((logits.sum(1) - 1).abs() < 1e-4)).sum()),
             "zero_gradient": int(flat.sum()),
-            "saturated": int((F.softmax(logits, 1).amax(1) == 1).sum()),
+            "saturated": int(((F.softmax(logits, 1).amax(1) == 1) | logits.isposinf().any(1)).sum()),
             **{f"predicted_{k}": int(n) for k, n in enumerate(predicted.tolist()) if n},
             **{f"label_{k}": int(n) for k, n in enumerate(torch.bincount(y).tolist()) if n},
         }
@@ -252,11 +277,6 @@ def _held(store: Store, unit: Unit, k: int) -> Outcome:
     outcome = store.load(Unit(unit.chain[:k], unit.chunk))
     assert outcome is not None  # the plan runs them first
     return outcome
-
-
-def _tensor(values: Images) -> Tensor:
-    # Copied: a memory-mapped file is read-only, and torch wants arrays that are not.
-    return values if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
 
 
 def _numpy(values: Tensor) -> Bools:

@@ -13,7 +13,7 @@ from typing import Any
 
 from elle.config import Config, format_radius
 from elle.errors import InputError
-from elle.experiments.recipe import Recipe, load_recipe, run_id
+from elle.experiments.recipe import OWN_IMAGES, Recipe, load_recipe, run_id
 from elle.experiments.rundir import RunDirectory, open_run
 from elle.experiments.sweep import FAILURE, MANIFEST
 
@@ -81,13 +81,15 @@ class Collected:
     runs: list[RunDirectory]
     """Finished or not."""
     failures: dict[str, str] = field(default_factory=dict)
+    copies: int = 0
+    """Runs left out because another has the same settings and the same seed."""
 
     @cached_property
     def settings(self) -> list[Setting]:
         groups: dict[str, list[RunDirectory]] = {}
         for run in self.runs:
             if run.result is not None:
-                groups.setdefault(_without_seed(run.config), []).append(run)
+                groups.setdefault(run_id(run.config.model_copy(update={"seed": 0})), []).append(run)
         return [Setting(sorted(group, key=lambda run: run.config.seed)) for group in groups.values()]
 
     @property
@@ -114,16 +116,20 @@ def _strength(name: str) -> tuple[int, int, str]:
 def measured(run: RunDirectory) -> dict[str, float]:
     """Accuracies in percent, of `elle evaluate` where it was run at the run's own eps, and times in seconds."""
     result = run.result or {}
-    entries: dict[str, dict[str, Any]] = dict(result.get("test", {}))
+    entries: dict[str, dict[str, Any]] = result.get("test", {})
+    if not isinstance(entries, dict) or not all(_is_accuracy(one) for one in entries.values()):
+        raise InputError(f"{run.path / 'result.json'} is damaged: its accuracies cannot be read; leave that run out")
     file = run.path / "evaluation.json"
     if file.exists():
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
             own = math.isclose(record["eps"], run.config.eps or 0) and record["norm"] == run.config.norm
             attacks = record["attacks"].items() if own else []
-        except (ValueError, KeyError, TypeError):
+            if not all(_is_accuracy(one) for _, one in attacks):
+                raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError(f"{file} is damaged; evaluate the run again: elle evaluate {run.path}") from None
-        entries |= {name: one for name, one in attacks if one["total"] >= entries.get(name, one)["total"]}
+        entries = entries | {name: one for name, one in attacks if one["total"] >= entries.get(name, one)["total"]}
     numbers = {name: 100 * float(one["accuracy"]) for name, one in entries.items()}
     if run.config.validation and run.records:
         tracked = {name: value for name, value in run.records[-1].items() if name == "clean" or name.startswith("pgd-")}
@@ -131,6 +137,11 @@ def measured(run: RunDirectory) -> dict[str, float]:
     seconds, steps = result.get("train_seconds"), result.get("steps")
     times = (seconds, result.get("seconds_per_epoch"), seconds / steps if seconds and steps else None)
     return numbers | {name: float(value) for name, value in zip(TIMES, times, strict=True) if value is not None}
+
+
+def _is_accuracy(entry: Any) -> bool:
+    values = [entry.get(key) for key in ("accuracy", "total")] if isinstance(entry, dict) else [None]
+    return all(isinstance(value, (int, float)) and math.isfinite(value) for value in values)
 
 
 def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
@@ -150,12 +161,17 @@ def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
         places = _places(runs, recipe)
         if not places:
             raise InputError(f"none of the {len(runs)} runs in {folders[0]} belongs to recipe {recipe.name}")
-        runs = sorted((run for run in runs if run.name in places), key=lambda run: (places[run.name], run.config.seed))
-    failures = {}
-    for run in runs:
-        if (run.path / FAILURE).exists():
-            failures[run.name] = str(json.loads((run.path / FAILURE).read_text(encoding="utf-8"))["reason"])
-    return Collected(folders[0], recipe, runs, failures)
+        runs = sorted((run for run in runs if run.path in places), key=lambda run: (places[run.path], run.config.seed))
+    distinct = _distinct(runs)
+    failures = {run.name: reason for run in distinct if (reason := _failure(run.path / FAILURE))}
+    return Collected(folders[0], recipe, distinct, failures, len(runs) - len(distinct))
+
+
+def _failure(file: Path) -> str | None:
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["reason"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # the run is then listed as not finished
 
 
 def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
@@ -192,24 +208,31 @@ def _recipe_of(folders: Sequence[Path]) -> Recipe | None:
         return None
 
 
-def _places(runs: Sequence[RunDirectory], recipe: Recipe) -> dict[str, int]:
+def _places(runs: Sequence[RunDirectory], recipe: Recipe) -> dict[Path, int]:
     """Which setting of the recipe each run is: by its own settings, or by its name, as image folders fill in more."""
     known: dict[str, int] = {}
     configs = recipe.runs(1)
     for seed in {run.config.seed for run in runs}:
         known |= {run_id(one.model_copy(update={"seed": seed}))[:8]: place for place, one in enumerate(configs)}
-    keys = {run.name: (run_id(run.config)[:8], run.name.rpartition("-")[2]) for run in runs}
-    return {name: known[key] for name, pair in keys.items() for key in pair if key in known}
+    keys = {run.path: (run_id(run.config)[:8], run.name.rpartition("-")[2]) for run in runs}
+    return {path: known[key] for path, pair in keys.items() for key in pair if key in known}
 
 
-def _without_seed(config: Config) -> str:
-    return run_id(config.model_copy(update={"seed": 0}))
+def _distinct(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
+    """One of each run, the finished one: a copy of a seed is no further seed."""
+    found: dict[str, RunDirectory] = {}
+    for run in runs:
+        key = run_id(run.config)
+        if key not in found or (found[key].result is None and run.result is not None):
+            found[key] = run
+    return list(found.values())
 
 
 def flat(config: Config) -> dict[str, Any]:
     """Every setting by the name a user writes, a method's own fields as method.PART.FIELD."""
     values = config.model_dump()
     options = values.pop("options")
+    values["root"] = Path(config.root or "").name if config.data in OWN_IMAGES else None
     return values | {f"method.{part}.{name}": value for part, own in options.items() for name, value in own.items()}
 
 
@@ -221,7 +244,7 @@ def spelled(key: str, value: Any) -> str:
 
 def telling_keys(settings: Sequence[Setting], first: Sequence[str] = ()) -> list[str]:
     """The fewest settings, `first` ones first, by which all of these are told apart."""
-    others = [key for setting in settings for key in flat(setting.config) if key not in ("seed", "out", "root")]
+    others = [key for setting in settings for key in flat(setting.config) if key not in ("seed", "out")]
     needed: list[str] = []
     told = 1
     for key in dict.fromkeys([*first, *_TELLING, *others]):

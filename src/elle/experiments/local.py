@@ -22,12 +22,13 @@ class LocalExecutor:
         """Runs that a process of an earlier sweep has not let go of yet."""
 
     def start(self, item: Item) -> None:
-        place = self.places.pop(0)
-        item.state = "running"
+        place = self.places[0]
         if is_running(item.path):
             self.held.append((item, place))
         else:
             self._launch(item, place)
+        item.state = "running"
+        self.places.pop(0)  # not before: a run that cannot be started takes no place
 
     def _launch(self, item: Item, place: int | None) -> None:
         environment = {} if place is None else {"CUDA_VISIBLE_DEVICES": str(place)}

@@ -6,12 +6,12 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elle.config import KEYS, Config, parse_config, parse_radius, read_toml
+from elle.config import KEYS, Config, parse_config, parse_radius, parse_words, read_toml
 from elle.errors import InputError, nearest
 
 _PACKAGE = Path(__file__).parent.parent
@@ -23,6 +23,13 @@ _AXES = ("x", "line", "panel", "rows", "columns")
 _FIGURE = {"kind", "metric", "curves", "at", *_AXES}
 _FREE = {"root", "out", "device", "compile", "workers", "cache"}
 """Keys that say where and how fast a run is made, not what comes out of it."""
+OWN_IMAGES = ("arrays", "folder")
+"""Datasets that are whatever their root holds: the name of that folder tells one from another, wherever it lies."""
+_ELSEWHERE = {
+    "seed": "seeds = 3 makes runs with the seeds 0, 1 and 2",
+    "out": "`elle sweep --out DIR` says where the runs go",
+}
+"""Keys of `elle train` that a recipe does not set, and what does."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +67,15 @@ class Recipe:
         chosen = [
             config
             for values in self._products()
-            for config in [parse_config(nested(self.base | values | {"seed": 0}), where=f"recipe {self.name}: ")]
+            for first in [parse_config(nested(self.base | values), where=f"recipe {self.name}: ")]
+            for config in [first.model_copy(update={"seed": seed}) for seed in numbers]
             if only is None or matches(config, only)
         ]
         if not chosen:
             words = " ".join(f"{key}={value}" for key, value in (only or {}).items())
-            axes = ", ".join(sorted({key for axes in self.grid for key in axes}))
-            raise InputError(f"no run of recipe {self.name} has {words}; its runs differ in {axes}")
-        return [config.model_copy(update={"seed": seed}) for config in chosen for seed in numbers]
+            axes = {key for axes in self.grid for key in axes} | ({"seed"} if len(numbers) > 1 else set())
+            raise InputError(f"no run of recipe {self.name} has {words}; its runs differ in {', '.join(sorted(axes))}")
+        return chosen
 
     def _products(self) -> Iterator[dict[str, Any]]:
         for axes in self.grid:
@@ -80,10 +88,11 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     plain = {key: value for key, value in values.items() if not key.startswith("method.")}
     fields = {key: value for key, value in values.items() if key.startswith("method.")}
     if fields:
-        table: dict[str, Any] = {"name": plain["method"]} if "method" in plain else {}
+        method = plain.get("method", {})
+        table: dict[str, Any] = dict(method) if isinstance(method, Mapping) else {"name": method}
         for key, value in fields.items():
             part, _, name = key.removeprefix("method.").partition(".")
-            table.setdefault(part, {})[name] = value
+            table[part] = {**table.get(part, {}), name: value}
         plain["method"] = table
     return plain
 
@@ -120,6 +129,8 @@ def run_id(config: Config) -> str:
     Keys at their default do not count, so that a key added later changes no identity.
     """
     values = config.resolved().model_dump(exclude=_FREE, exclude_defaults=True)
+    if config.data in OWN_IMAGES and config.root:
+        values["root"] = Path(config.root).name
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -142,12 +153,26 @@ def load_recipe(path_or_name: str | Path) -> Recipe:
     try:
         recipe = _recipe(file.stem, values)
         runs = [config.resolved() for config in recipe.runs(1)]
+        _check_identities(runs)
         for one in recipe.expected:
             if not any(_has(whole, one.where) for whole in runs):
                 raise InputError(f"expected {one.metric} {one.value}: no run has {one.where}")
     except InputError as problem:
         raise InputError(f"{file}: {str(problem).removeprefix(f'recipe {file.stem}: ')}") from None
     return recipe
+
+
+def _check_identities(runs: Sequence[Config]) -> None:
+    """Refuse runs that differ in a key of `_FREE` alone: only the first of them would be made."""
+    seen: dict[str, Config] = {}
+    for run in runs:
+        other = seen.setdefault(run_id(run), run)
+        for key in sorted(_FREE):
+            if getattr(other, key) != getattr(run, key):
+                values = f"{other.spelled(key)}, {run.spelled(key)}"
+                raise InputError(
+                    f"runs that differ in {key} alone ({values}) count as the same run; write a recipe for each"
+                )
 
 
 def _recipe(name: str, values: dict[str, Any]) -> Recipe:
@@ -163,6 +188,8 @@ def _recipe(name: str, values: dict[str, Any]) -> Recipe:
     _check_figure(tables["figure"])
     runs = _of_kind(values.get("runs", [{}]), list, "runs")
     grid = [_axes(tables["grid"] | _of_kind(own, dict, "runs")) for own in runs]
+    for key in [key for key in _ELSEWHERE if any(key in table for table in (tables["base"], *grid))]:
+        raise InputError(f"leave {key} out: {_ELSEWHERE[key]}")
     if not any(grid):
         raise InputError("the grid is empty; give [grid] at least one axis, for example method = ['elle-a']")
     rows = _of_kind(values.get("expected", []), list, "expected")
@@ -181,7 +208,9 @@ def _check_figure(figure: dict[str, Any]) -> None:
         raise InputError(f"[figure]: kind = {kind!r}{nearest(str(kind), _KINDS)}; it is one of {', '.join(_KINDS)}")
     words = [figure[axis] for axis in _AXES if axis in figure]
     for name in [name for word in words for name in (word if isinstance(word, list) else [word])]:
-        if name not in KEYS and not str(name).startswith("method.") and name != "metric":
+        if str(name) in _ELSEWHERE:
+            raise InputError(f"[figure]: {name} is no axis: a setting is shown as the mean over its seeds")
+        if str(name) not in KEYS and not str(name).startswith("method.") and name != "metric":
             raise InputError(
                 f"[figure]: unknown key {name!r}{nearest(str(name), KEYS)}; `elle train --help` lists the keys"
             )
@@ -211,23 +240,36 @@ def _expected(row: dict[str, Any]) -> Iterator[Expected]:
     for key in row:
         if key not in _ROW_KEYS | {"value"}:
             raise InputError(f"[[expected]]: unknown key {key!r}{nearest(key, _ROW_KEYS | {'value'})}")
-    where, metric = dict(row.get("where", {})), row.get("metric")
+    where, metric = dict(_of_kind(row.get("where", {}), dict, "where")), row.get("metric")
     if "value" in row:
         yield _number(where, metric, row["value"])
         return
     if set(row) - {"where", "metric"} != {"rows", "columns", "table"}:
         raise InputError(f"an expected table needs {', '.join(sorted(_ROW_KEYS))}; it has {', '.join(sorted(row))}")
-    (_, *heads), *lines = ([cell.strip() for cell in line.split("|")] for line in row["table"].strip().splitlines())
+    rows, columns = str(row["rows"]), str(row["columns"])
+    written = [[cell.strip() for cell in line.split("|")] for line in str(row["table"]).strip().splitlines()]
+    if len(written) < 2:
+        raise InputError(f"an expected table has a line that names its {columns}, and lines of numbers below")
+    (_, *heads), *lines = written
     for head, *cells in lines:
         if len(cells) != len(heads):
             raise InputError(f"the expected line {head!r} has {len(cells)} numbers for {len(heads)} columns")
         for column, cell in zip(heads, cells, strict=True):
             if cell == "-":
                 continue
-            if row["columns"] == "metric":
-                yield _number(where | {row["rows"]: head}, column, cell)
+            here = where | {rows: worded(rows, head)}
+            if columns == "metric":
+                yield _number(here, column, cell)
             else:
-                yield _number(where | {row["rows"]: head, row["columns"]: column}, metric, cell)
+                yield _number(here | {columns: worded(columns, column)}, metric, cell)
+
+
+def worded(key: str, text: str) -> Any:
+    """The value that `key=text` gives a key, method.PART.FIELD included."""
+    value: Any = parse_words([f"{key}={text}"])
+    for part in key.split("."):
+        value = value[part]
+    return value
 
 
 def _number(where: dict[str, Any], metric: Any, cell: Any) -> Expected:

@@ -55,6 +55,8 @@ def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
         text += " The pictures are still to be drawn: `elle show DIR` for each run, then this report again."
     if unfinished := len(collected.runs) - finished:
         text += f" {unfinished} more have no result: see the end."
+    if collected.copies:
+        text += f" {collected.copies} more are left out: another has the same settings and seed."
     judged = [one for one in comparisons if one.inside is not None]
     if judged:
         inside = sum(bool(one.inside) for one in judged)

@@ -17,6 +17,9 @@ from elle.experiments.report_tables import metric_name, unit
 CURVES = 3
 """Values of eps a panel for which curves are drawn: the smallest, the middle and the largest."""
 
+_OF_TRAINING = ("loss", "error", "weight", "seconds")
+"""Columns of the records that are of the training steps, and no accuracies."""
+
 
 def report_figures(collected: Collected, layout: Layout) -> list[Figure]:
     """Every figure that the runs have the numbers for."""
@@ -78,7 +81,7 @@ def _curves(
     settings: Sequence[Setting], layout: Layout, panel: str, column: str | None, at: Sequence[str]
 ) -> list[Chart]:
     """A column of the records over the epochs (None: accuracy under the multi-step attack), at some values across."""
-    accuracy = column is None or not column.startswith("tracked_")
+    accuracy = column is None or not (column.startswith("tracked_") or column in _OF_TRAINING)
     quantity = "Multi-step accuracy" if column is None else metric_name(column.removeprefix("tracked_"))
     label = "accuracy" if accuracy else quantity
     labels = layout.labels(settings, layout.across)
@@ -90,7 +93,8 @@ def _curves(
         series = [one for setting in mine if (one := _curve(layout.label(setting, layout.carrier), setting, column))]
         if series:
             title = _titled(f"{quantity} while training, {layout.across} {across}", panel)
-            note = "On the images that are tracked."
+            of_steps = column == "accuracy" or column in _OF_TRAINING
+            note = "Of the training steps." if of_steps else "On the images that are tracked."
             charts.append(
                 Chart(title, "epoch", label, series, percent=accuracy, log=column == "tracked_error", note=note)
             )

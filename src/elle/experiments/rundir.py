@@ -36,6 +36,8 @@ class RunDirectory:
 
     def read(self) -> None:
         self.records = _lines(self.path / "metrics.jsonl")
+        if not all(isinstance(record.get(key), (int, float)) for record in self.records for key in ("step", "epoch")):
+            raise InputError(f"{self.path / 'metrics.jsonl'} is damaged: a record has no step or no epoch")
         self.probes = _lines(self.path / "probes.jsonl")
         self.events = _lines(self.path / "events.jsonl")
         result = self.path / "result.json"
@@ -114,5 +116,7 @@ def _parsed(path: Path, text: str) -> Record:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise InputError(f"{path} is damaged: {text.strip()[:40]!r} is not a JSON object")
+        raise InputError(
+            f"{path} is damaged: {text.strip()[:40]!r} is not a JSON object; repair it, or leave that run out"
+        )
     return value

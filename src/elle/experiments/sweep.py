@@ -12,7 +12,8 @@ from types import FrameType
 from typing import Any, Literal, Protocol
 
 from elle.config import Config, format_radius, parse_words
-from elle.experiments.recipe import Recipe, matches, run_id
+from elle.errors import InputError, WorkError
+from elle.experiments.recipe import Recipe, matches, run_id, worded
 from elle.experiments.rundir import RunDirectory
 from elle.experiments.training import is_finished
 from elle.files import write_json
@@ -40,7 +41,11 @@ class Item:
     def look(self) -> None:
         """See how far the run has come."""
         run = RunDirectory(self.path, self.config)
-        run.read()
+        try:
+            run.read()
+        except InputError as problem:  # one damaged file stops no other run
+            self.said = str(problem)
+            return
         self.epochs_done = float(run.records[-1]["epoch"]) if run.records else 0.0
         test = (run.result or {}).get("test", {})
         self.said = ", ".join(f"{name} {one['accuracy']:.1%}" for name, one in test.items())
@@ -72,14 +77,12 @@ def chosen_runs(recipe: Recipe, seeds: int | None, only: Sequence[str]) -> list[
     """The recipe's runs with the settings of the `key=value` words; a key given twice allows either value."""
     allowed: dict[str, list[Any]] = {}
     for word in only:
-        key = word.partition("=")[0]
-        value: Any = parse_words([word])
-        for part in key.split("."):
-            value = value[part]
-        allowed.setdefault(key, []).append(value)
+        parse_words([word])  # tells what is wrong with the word as it was written
+        key, _, text = word.partition("=")
+        allowed.setdefault(key, []).append(worded(key, text))
     for key, values in allowed.items():
         for value in values:
-            recipe.runs(1, {key: value})  # a value that no run has is a mistake
+            recipe.runs(seeds, {key: value})  # a value that no run has is a mistake
     runs = [run for run in recipe.runs(seeds) if all(_any_matches(run, key, values) for key, values in allowed.items())]
     return runs or recipe.runs(seeds, {key: values[0] for key, values in allowed.items()})
 
@@ -115,8 +118,13 @@ def run_sweep(
         with _terminated_as_interrupted():
             while waiting or active:
                 while waiting and active < executor.slots:
-                    executor.start(waiting.pop(0))
-                    active += 1
+                    item = waiting.pop(0)
+                    try:
+                        executor.start(item)
+                        active += 1
+                    except (OSError, WorkError) as problem:  # its folder cannot be written
+                        item.state, item.said = "failed", str(problem)
+                        show(item)
                 for item, reason in executor.ended():
                     active -= 1
                     _settle(item, reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -10,7 +11,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from elle.config import Config
+from elle.config import Config, load_config
+from elle.errors import InputError
 from elle.files import is_held, write_text
 
 LOG = "train.log"
@@ -20,8 +22,8 @@ _PR_SET_PDEATHSIG = 1
 def start_training(config: Config, path: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """`elle train` into the run directory, from its newest checkpoint if it has one; what it prints goes to its log."""
     file = path / "config.toml"
-    if not file.exists():
-        write_text(file, config.model_copy(update={"out": str(path)}).to_toml())
+    with contextlib.suppress(InputError):  # a damaged file: the training itself says so, and fails alone
+        write_text(file, _settings(config, path, file).to_toml())
     command = [sys.executable, "-m", "elle", "train", "--config", str(file), "--out", str(path), "--resume"]
     with open(path / LOG, "ab") as log:
         return subprocess.Popen(
@@ -33,6 +35,13 @@ def start_training(config: Config, path: Path, environment: Mapping[str, str]) -
             start_new_session=True,  # Ctrl-C reaches the sweep alone, which then stops its runs in order
             preexec_fn=_stop_with_parent,
         )
+
+
+def _settings(config: Config, path: Path, file: Path) -> Config:
+    """The run's settings: those it began with, as image folders fill in more, but for where and how it is made now."""
+    here = {"out": str(path)} | {key: getattr(config, key) for key in ("root", "device", "compile", "workers")}
+    begun = load_config([], file) if file.exists() else config
+    return begun.model_copy(update=here)
 
 
 def _stop_with_parent() -> None:

@@ -87,7 +87,8 @@ def _judged(config: Config) -> Config:
     whole = config.resolved()
     changes: dict[str, Any] = {"track": f"clean,{ATTACK}", "final": "clean", "on_collapse": "stop", "weight": None}
     held_out = whole.validation if whole.validation != 0 else _HELD_OUT
-    return config.model_copy(update=changes | {"eval_every": whole.epochs, "validation": held_out})
+    # The last epoch is looked at in any case; how many an image folder has is known when its images are counted.
+    return config.model_copy(update=changes | {"eval_every": whole.epochs or 10**6, "validation": held_out})
 
 
 def try_weight(setting: Setting, weight: float, seeds: int, out: Path, train: Train) -> Trial:

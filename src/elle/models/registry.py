@@ -72,12 +72,17 @@ def build_model(
     return model
 
 
-def _registered(name: str, shape: Shape, classes: int, activation: str) -> nn.Module:
-    if name not in MODELS:
+def check_name(name: str) -> None:
+    """InputError where no network has that name; one of another package, or of the user's, is not looked for."""
+    if ":" not in name and name not in MODELS:
         raise InputError(
             f"model {name!r} does not exist{nearest(name, MODELS)}; choose from {', '.join(MODELS)}, "
             f"or give timm:NAME, torchvision:NAME, or your own as module:function"
         )
+
+
+def _registered(name: str, shape: Shape, classes: int, activation: str) -> nn.Module:
+    check_name(name)
     if activation not in ACTIVATIONS:
         raise InputError(f"activation {activation!r} does not exist; choose from {', '.join(ACTIVATIONS)}")
     return MODELS[name].build(shape, classes, ACTIVATIONS[activation])
