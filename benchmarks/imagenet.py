@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ EPOCHS = (6, 3, 2)
 def write_images(root: Path, images: int, test: int, classes: int) -> None:
     """train/CLASS/*.jpg and val/CLASS/*.jpg around 500 x 375."""
     counts = {"train": images // classes, "val": test // classes}
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ThreadPoolExecutor() as pool:  # Pillow resizes and compresses outside of Python's lock
         list(pool.map(_write_class, repeat(root), range(classes), repeat(counts)))
 
 

@@ -10,6 +10,7 @@ same network and batch; the paper's are in the recipes.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from results import FOLDER
 from results_table import placed
 
 from elle.config import format_radius
-from elle.experiments.recipe import load_recipe
+from elle.experiments.recipe import Expected, load_recipe
 from elle.files import write_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
@@ -42,11 +43,15 @@ def read(name: str) -> list[Row]:
 def printed(method: str, eps: str, metric: str) -> str:
     """The paper's number for CIFAR-10 with PreActResNet18 and the Short schedule, where one of its tables has it."""
     wanted = {"method": method, "eps": eps, "data": "cifar10", "model": "preact-resnet18"}
-    for recipe in RECIPES:
-        for one in load_recipe(recipe).expected:
-            if one.metric == metric and "method" in one.where and one.where.items() <= wanted.items():
-                return f"{one.value:.1f}"
+    for one in expected():
+        if one.metric == metric and "method" in one.where and one.where.items() <= wanted.items():
+            return f"{one.value:.1f}"
     return ""
+
+
+@functools.cache
+def expected() -> list[Expected]:
+    return [one for recipe in RECIPES for one in load_recipe(recipe).expected]
 
 
 def table() -> str:

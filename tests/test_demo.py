@@ -46,7 +46,7 @@ def test_it_replaces_a_former_demo_but_nothing_else(short, tmp_path):
 
 def test_a_failed_training_is_reported_with_its_reason(tmp_path):
     with pytest.raises(WorkError, match="failed: .*diverged"):
-        run_demo(tmp_path / "out", seed=0, quiet=True, words=["lr=1e12", "epochs=1"])
+        run_demo(tmp_path / "out", seed=0, quiet=True, words=["lr=1e12", "epochs=1", "max_steps=4"])
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,10 @@ def train(
     """
     config = config.resolved()
     check_launched(config.devices)
-    gc.collect()  # a run before this one in the same process may still hold the GPU's memory
-    with joined(pick_device(own_device(config.device))) as ranks:
+    device = pick_device(own_device(config.device))
+    if device.type == "cuda":
+        gc.collect()  # a run before this one in the same process may still hold the GPU's memory
+    with joined(device) as ranks:
         # Built before the directory is touched: what the input gets wrong leaves no empty folder behind.
         run = Run(config, run_directory(config), (watcher if ranks.first else None) or Watcher(), ranks)
         with contextlib.ExitStack() as held, contextlib.closing(run.step.data):
