@@ -20,7 +20,7 @@ from typing import Any
 
 from results import result_file
 
-from elle.engine.checkpoint import write_json
+from elle.files import write_text
 
 KEY = ("method", "eps", "seed", "precision", "epochs", "settings")
 CURVE = ("epoch", "loss", "accuracy", "error", "weight", "clean", "pgd-10", "tracked_error", "seconds")
@@ -29,7 +29,7 @@ CURVE = ("epoch", "loss", "accuracy", "error", "weight", "clean", "pgd-10", "tra
 def entry(directory: Path, words: list[str], alone: bool) -> dict[str, Any]:
     result = json.loads((directory / "result.json").read_text())
     records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    curve = [{key: record[key] for key in CURVE if key in record} for record in records]
+    curve = [{key: short(record[key]) for key in CURVE if key in record} for record in records]
     seconds: dict[str, Any] = {key: result[key] for key in ("seconds_per_epoch", "train_seconds")}
     if not alone:
         seconds = {}
@@ -47,6 +47,10 @@ def entry(directory: Path, words: list[str], alone: bool) -> dict[str, Any]:
     }
 
 
+def short(value: Any) -> Any:
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
 def run(directory: Path, words: list[str]) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "log.txt").open("a") as log:
@@ -60,7 +64,8 @@ def keep(new: dict[str, Any], directory: Path) -> None:
     old = json.loads(path.read_text())["runs"] if path.exists() else []
     others = [one for one in old if any(one.get(k, []) != new[k] for k in KEY)]
     runs = sorted([*others, new], key=lambda one: (one["eps"], one["method"], one["seed"]))
-    write_json(path, {"torch": result["torch"], "device": result["device"], "runs": runs})
+    lines = ",\n".join(json.dumps(one) for one in runs)
+    write_text(path, f'{{"torch": "{result["torch"]}", "device": "{result["device"]}", "runs": [\n{lines}\n]}}\n')
 
 
 def main() -> None:

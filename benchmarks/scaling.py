@@ -1,4 +1,4 @@
-"""Derive time per epoch and efficiency on 1 to 64 GPUs from measured step times: the tables of docs/scaling.md.
+"""Derive time per epoch and efficiency on 1 to 64 GPUs from measured step times: the table of docs/scaling.md.
 
     python benchmarks/scaling.py
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-GPUS = (1, 2, 4, 8, 16, 32, 64)
+GPUS = (2, 4, 8, 16, 32, 64)
 NVLINK = 350e9
 """Bytes a second of an all-reduce inside a machine of 8 (bus bandwidth); 450e9 is the link's own."""
 RAILS = 320e9
@@ -51,48 +52,44 @@ def latency(gpus: int) -> float:
 
 def all_reduce(parameters: int, gpus: int, between: float) -> float:
     """A ring moves 2 (N - 1) / N of the gradients through the slowest link; flattening copies them twice, both ways."""
-    if gpus == 1:
-        return 0.0
     size = 4 * parameters
     return 2 * (gpus - 1) / gpus * size / (NVLINK if gpus <= 8 else between) + 4 * size / MEMORY
 
 
 def step_seconds(case: Case, gpus: int, between: float) -> float:
     drawn = case.draws * (gpus - 1) * case.share * case.pixels * 4 / RANDOM
-    messages = case.messages * latency(gpus) if gpus > 1 else 0.0
+    messages = case.messages * latency(gpus)
     return case.step + all_reduce(case.parameters, gpus, between) + drawn + messages
 
 
 def cases() -> list[Case]:
-    runs = json.loads((RESULTS / "cifar10-short-nvidia-h200-torch2.11.0.json").read_text())["runs"]
-    alone = [run for run in runs if run["eps"] == 8 / 255 and "seconds_per_epoch" in run]
-    epochs = {run["method"]: run["seconds_per_epoch"] for run in alone}
-    cifar = [
-        Case(f"CIFAR-10, {name}", epochs[name] / 382, 128, 48_976, 3 * 32 * 32, 11_172_170, draws, messages)
-        for name, draws, messages in (("fgsm", 0, 1), ("elle-a", 2, 2))
+    small = partial(Case, share=128, images=48_976, pixels=3 * 32 * 32, parameters=11_172_170)
+    large = partial(Case, share=128, images=1_281_167, pixels=3 * 224 * 224, parameters=25_557_032)
+    return [
+        case(f"{data} {name}", measured(model, method), draws=draws, messages=messages)
+        for data, model, case in (("CIFAR-10", "preact-resnet18", small), ("ImageNet", "resnet50", large))
+        for name, method, draws, messages in (("FGSM", "fgsm", 0, 1), ("ELLE-A", "elle-a", 2, 2))
     ]
-    rows = json.loads((RESULTS / "bench-resnet50-fused-off-nvidia-h200-torch2.11.0.json").read_text())["rows"]
-    steps = {row["method"]: row["ms"] / 1000 for row in rows}
-    imagenet = [
-        Case(f"ImageNet, {name}", steps[name], 128, 1_281_167, 3 * 224 * 224, 25_557_032, draws, messages)
-        for name, draws, messages in (("fgsm", 0, 1), ("elle-a", 2, 2))
-    ]
-    return cifar + imagenet
 
 
-def main() -> None:
+def measured(model: str, method: str) -> float:
+    """Seconds of a step on one GPU, of `elle bench`."""
+    rows = json.loads((RESULTS / f"bench-{model}-nvidia-h200-torch2.11.0.json").read_text())["rows"]
+    (milliseconds,) = (row["ms"] for row in rows if row["method"] == method)
+    return float(milliseconds) / 1000
+
+
+def table() -> str:
+    lines = [f"| | step on 1 | {' | '.join(map(str, GPUS))} | {GPUS[-1]}, one port |", "|---" * (len(GPUS) + 3) + "|"]
     for case in cases():
-        print(f"\n{case.name}: {case.share} images a GPU, {1000 * case.step:.2f} ms a step on one\n")
-        print("| GPUs | batch | s / epoch | efficiency | s / epoch, one port | efficiency |\n|---|---|---|---|---|---|")
-        for gpus in GPUS:
-            cells = []
-            for between in (RAILS, ONE_PORT):
-                seconds = step_seconds(case, gpus, between)
-                epoch = case.images // (case.share * gpus) * seconds
-                cells += [f"{epoch:.3g}", f"{case.step / seconds:.0%}"]
-            shown = [*cells[:2], "", ""] if gpus <= 8 else cells
-            print(f"| {gpus} | {case.share * gpus} | {' | '.join(shown)} |")
+        seconds = [(gpus, step_seconds(case, gpus, RAILS)) for gpus in GPUS]
+        seconds.append((GPUS[-1], step_seconds(case, GPUS[-1], ONE_PORT)))
+        epochs = [f"{case.images // (case.share * gpus) * step:.3g}" for gpus, step in seconds]
+        efficiencies = [f"{case.step / step:.0%}".replace("%", " %") for _, step in seconds]
+        lines.append(f"| {case.name}: s / epoch | {1000 * case.step:.3g} ms | {' | '.join(epochs)} |")
+        lines.append(f"| efficiency | | {' | '.join(efficiencies)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main()
+    print(table())

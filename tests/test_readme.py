@@ -116,6 +116,21 @@ def test_the_methods_page_reports_every_run_that_was_measured(monkeypatch, tmp_p
     assert page.read_text().endswith("<!-- /measured -->\nafter\n")
 
 
+def test_the_scaling_table_is_what_its_script_derives(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    assert import_module("scaling").table() in (ROOT / "docs" / "scaling.md").read_text()
+
+
+def test_the_rehearsal_is_what_was_measured():
+    measured = json.loads((ROOT / "benchmarks/results/imagenet-nvidia-h200-torch2.11.0.json").read_text())
+    page = " ".join((ROOT / "docs" / "imagenet.md").read_text().split())
+    first, second, third = (f"{phase['images_per_second']:,.0f}" for phase in measured["phases"])
+    assert f"{first}, {second} and {third} images/s" in page
+    assert f"after {measured['resumed_at_step']} of {measured['steps']} steps" in page
+    clean, attacked = (f"{100 * measured['accuracy'][name]:.1f} %" for name in ("clean", "pgd-50-10"))
+    assert f"{clean} of the 16 classes' images right, {attacked} under PGD-50-10" in page
+
+
 def test_the_results_table_is_what_was_measured():
     (file,) = (ROOT / "benchmarks" / "results").glob("cifar10-short-nvidia-h200-*.json")
     measured = json.loads(file.read_text())["runs"]

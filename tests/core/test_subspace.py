@@ -164,3 +164,21 @@ def test_weights_that_never_moved_give_an_empty_basis():
 def test_a_bad_setting_is_refused_by_name(fields, name):
     with pytest.raises(ValueError, match=f"^{name} is "):
         Subspace(**fields)
+
+
+def test_going_back_to_the_first_weights_goes_back_to_their_statistics_too():
+    """The first weights with the statistics of trained ones gave logits that were not finite."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    subspace = Subspace(until=0.5, samples=3, dimension=1)
+    first = {name: value.clone() for name, value in model.state_dict().items()}
+    state = subspace.start(model)
+    formed = []
+    for done in range(5):
+        formed.append(subspace.observe(state, model, done, 4 * 2))
+        if not formed[-1]:
+            model(100 * normal(8, 3, 6, 6, seed=done))
+            with torch.no_grad():
+                model[0].weight += normal(*model[0].weight.shape, seed=done)
+            assert not torch.equal(model[1].running_var, first["1.running_var"])
+    assert formed == [False] * 4 + [True]
+    torch.testing.assert_close(model.state_dict(), first, rtol=0, atol=0)

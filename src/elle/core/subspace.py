@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 State = dict[str, Tensor]
+_FIRST = "first."
+"""Begins the names of the first sample's buffers in a state."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,10 @@ class Subspace:
             raise ValueError(f"dimension is {self.dimension}; it must be at least 1 and below samples={self.samples}")
 
     def start(self, model: nn.Module) -> State:
-        """An empty basis: zero rows, none of them sampled."""
+        """An empty basis: zero rows, none of them sampled; and the buffers, to go back to with the first sample."""
         flat = flattened(model.parameters())
         return {
+            **{_FIRST + name: buffer.clone() for name, buffer in model.named_buffers()},
             "basis": flat.new_zeros(self.samples, len(flat)),
             "sampled": torch.zeros((), dtype=torch.int64),
             "active": torch.zeros((), dtype=torch.bool, device=flat.device),
@@ -65,6 +68,8 @@ class Subspace:
         self._form(state["basis"])
         state["active"].fill_(True)
         put(model.parameters(), first)
+        for name, buffer in model.named_buffers():  # BatchNorm's statistics are of the network that was left
+            buffer.copy_(state[_FIRST + name])
         return True
 
     def _form(self, samples: Tensor) -> None:
