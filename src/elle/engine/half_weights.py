@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from elle.engine.weight_gradients import Beside, suits
 
-_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 """Autocast computes these in half precision. No class derived from them: it may do something else with its weights."""
 
 
@@ -54,7 +54,7 @@ def half_weights(model: nn.Module) -> Iterator[None]:
     hidden = [
         (layer, name, parameter)
         for layer in model.modules()
-        if type(layer) in _LAYERS
+        if type(layer) in LAYERS
         for name, parameter in layer._parameters.items()
         if parameter is not None and parameter.dtype is torch.float32
     ]

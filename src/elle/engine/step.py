@@ -17,6 +17,7 @@ from elle.core.second_order import twice_differentiable
 from elle.core.subspace import flattened
 from elle.data.resident import Resident
 from elle.data.streaming import Streaming
+from elle.engine import apart
 from elle.engine.averaging import Average
 from elle.engine.batchnorm import running_statistics
 from elle.engine.draws import Draws
@@ -106,6 +107,7 @@ class Step:
         self.method = method
         self.rule = method.weight.start(self.device) if method.weight is not None else {}
         self.blocks = blocks_to_recompute(self.model, method) if self.memory == "low" else []
+        self.apart = apart.Apart(self.model) if self._may_run_apart() else None
 
     def begin_phase(self) -> None:
         """What starts anew with a phase of the run."""
@@ -135,6 +137,8 @@ class Step:
     def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
         with draws.part(0, len(y)), self._passes():
+            if self.apart is not None:
+                self.apart.begin()
             loss, logits, x_adv = self._loss(x, y, self.kept.get("delta"))
             terms = [loss]
             if self.blocks or penalty != "trained":
@@ -196,8 +200,23 @@ class Step:
         method = self.method
         if method.regulariser is None or method.weight is None or penalty == "left out":
             return None
-        with torch.set_grad_enabled(penalty == "trained"), recomputed(self.model, self.blocks):
+        passes = contextlib.nullcontext() if self.apart is None else self.apart.passes()
+        with torch.set_grad_enabled(penalty == "trained"), recomputed(self.model, self.blocks), passes:
             return method.regulariser(self.model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
+
+    def _may_run_apart(self) -> bool:
+        """Whether the penalty's passes may run beside those of the loss, which they then must not need."""
+        method = self.method
+        return (
+            self.device.type == "cuda"
+            and method.regulariser is not None
+            and method.regulariser.form != "2p"
+            and not method.double_backpropagation
+            and self.precision in ("fp16", "fp32")
+            and self.accumulate == 1
+            and not self.blocks
+            and apart.suits(self.model)
+        )
 
     @contextlib.contextmanager
     def _passes(self) -> Iterator[None]:

@@ -30,7 +30,8 @@ class Beside:
 
     def __init__(self, device: torch.device) -> None:
         self.side = _side(device) if device.type == "cuda" else None
-        self.under_way: deque[tuple[Any, tuple[Tensor, ...]]] = deque()
+        self.under_way: dict[Any, deque[tuple[Any, tuple[Tensor, ...]]]] = {}
+        """By the stream that they come from, which alone can use the memory of what is read for something else."""
         self.found: dict[int, Tensor] = {}
         """The gradient of each weight that has one, by its place in memory."""
 
@@ -39,8 +40,9 @@ class Beside:
         if self.side is None:
             return work()
         current = torch.cuda.current_stream()
-        while len(self.under_way) >= BEHIND:
-            self._wait(current)
+        under_way = self.under_way.setdefault(current, deque())
+        while len(under_way) >= BEHIND:
+            current.wait_event(under_way.popleft()[0])
         self.side.wait_stream(current)
         with torch.cuda.stream(self.side):
             gradient = work()
@@ -49,13 +51,14 @@ class Beside:
                 first += gradient
             done = self.side.record_event()
         # What is read would be given away once the current stream has no use for it.
-        self.under_way.append((done, (*read, gradient)))
+        under_way.append((done, (*read, gradient)))
         return gradient if first is gradient else None
 
     def finish(self) -> None:
         """Have the current stream wait for all that is under way."""
-        while self.under_way:
-            self._wait(torch.cuda.current_stream())
+        for under_way in self.under_way.values():
+            while under_way:
+                torch.cuda.current_stream().wait_event(under_way.popleft()[0])
         self.found.clear()
 
     def convolution(self, layer: nn.Conv2d) -> Callable[[Tensor, Tensor, None], Tensor]:
@@ -67,10 +70,6 @@ class Beside:
             return y
 
         return forward
-
-    def _wait(self, current: Any) -> None:
-        done, _ = self.under_way.popleft()
-        current.wait_event(done)
 
 
 def suits(layer: nn.Module) -> TypeGuard[nn.Conv2d]:

@@ -1,0 +1,67 @@
+"""The penalty's passes on a stream of their own: nothing is read before it is there, nor given away too early."""
+
+import contextlib
+
+import pytest
+import torch
+
+from elle.engine import apart
+from elle.engine.runtime import GraphedStep
+from tests.gpu.test_cuda import DEVICE, make_step
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+STEPS = 8
+
+
+def trained(method, graph=True, **rest):
+    step = make_step(method, "fp16", steps=STEPS, **rest)
+    run = GraphedStep(step, 64, DEVICE) if graph else step
+    for k in range(STEPS):
+        run(torch.arange(64 * k, 64 * k + 64, device=DEVICE))
+    state = {name: value.detach().clone().double() for name, value in step.model.state_dict().items()}
+    return state, step.records[:, :4].clone(), step.apart is not None
+
+
+def assert_alike(found, expected):
+    state, records, _ = found
+    torch.testing.assert_close(records, expected[1], rtol=0.05, atol=0.02, equal_nan=True)
+    for name, value in expected[0].items():
+        assert (state[name] - value).norm() <= 0.05 * value.norm() + 1e-3, name
+
+
+class Late(apart.Apart):
+    """Its passes come later than anything else."""
+
+    @contextlib.contextmanager
+    def passes(self):
+        with super().passes():
+            torch.cuda._sleep(4_000_000)
+            yield
+
+
+class Early(apart.Apart):
+    """Anything else comes later than its passes."""
+
+    def begin(self):
+        super().begin()
+        torch.cuda._sleep(4_000_000)
+
+
+@pytest.mark.parametrize("method", ["elle", "elle-a", "n-fgsm+elle-a", "trades-single+elle"])
+def test_a_step_is_that_of_one_stream_whichever_chain_is_late(monkeypatch, method):
+    plain = apart.Apart
+    beside = trained(method)
+    assert beside[2]
+    others = [trained(method, graph=False)]
+    for kind in (Late, Early):
+        monkeypatch.setattr(apart, "Apart", kind)
+        others.append(trained(method))
+    monkeypatch.setattr(apart, "Apart", plain)
+    monkeypatch.setattr(apart, "suits", lambda model: False)
+    alone = trained(method)
+    assert not alone[2]
+    for found in (beside, *others):
+        assert_alike(found, alone)
