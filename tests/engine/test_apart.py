@@ -48,6 +48,14 @@ def test_layers_in_eval_mode_are_left_alone():
     assert model[4].num_batches_tracked == 1
 
 
+def test_a_network_without_batch_norm_has_nothing_to_write():
+    model = SmallCNN((3, 32, 32), 10, nn.ReLU)
+    x = torch.rand(2, 3, 32, 32)
+    with Apart(model).passes():
+        found = model(x)
+    assert torch.equal(found, model(x))
+
+
 def test_statistics_that_were_not_finite_are_not_remembered():
     model = network()
     apart = Apart(model)

@@ -50,8 +50,8 @@ class Apart:
         moving = [(layer, aside) for layer, aside in zip(self.layers, self.aside, strict=True) if layer.training]
         own = [(layer._buffers, layer.momentum) for layer, _ in moving]
         with self._stream_of_passes():
-            # Zeros, and not what was left there: it may not be finite.
-            torch._foreach_zero_([aside[name] for _, aside in moving for name in _MOVED])
+            if moving:  # zeros, and not what was left there: it may not be finite
+                torch._foreach_zero_([aside[name] for _, aside in moving for name in _MOVED])
             for layer, aside in moving:
                 layer._buffers, layer.momentum = {**layer._buffers, **aside}, 1.0  # the statistics of the pass alone
             try:
