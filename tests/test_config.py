@@ -369,8 +369,14 @@ def test_any_number_survives_a_round_trip_through_toml(lr, weight, eps, seed):
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_resolved_configuration_survives_a_round_trip_through_a_file(name, write):
-    config = load_config([f"data={name}", "method=n-fgsm+elle-a", "method.attack.noise=3", "norm=l2"]).resolved()
+    words = [f"data={name}", "method=n-fgsm+elle-a", "method.attack.noise=3", "norm=l2", "eps=0.5"]
+    config = load_config(words).resolved()
     assert load_config([], write(config.to_toml())) == config
+
+
+def test_the_radius_of_one_norm_is_not_taken_for_another():
+    with pytest.raises(InputError, match="norm=l2 needs eps, .*: 0.2, digits's own, is for linf"):
+        load_config(["norm=l2"]).resolved()
 
 
 def test_a_written_radius_stays_a_fraction():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from elle import cli_bench, cli_evaluation, cli_export, cli_lists, cli_recipes, cli_sweep
 from elle.cli_data import app as data_app
 from elle.config import KEYS, load_config, parse_words, radius_option
+from elle.data.registry import find_dataset
 from elle.errors import InputError, Interrupted, WorkError, leave, tell
 from elle.printing import print_accuracies, print_json, print_table
 from elle.version import __version__
@@ -43,6 +45,9 @@ _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__n
 
 def main() -> None:
     """Run the command; a user's mistake and a failed piece of work end in one line each."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show ends no training
     try:
         code = app(prog_name="elle", standalone_mode=False) or 0
         if code != Interrupted.exit_code:  # else typer has met Ctrl-C, and says nothing
@@ -126,12 +131,14 @@ def train(
     if start_from is not None and directory is None:
         directory = str(start_from.absolute().parent.parent)
         words = [*words, f"out={directory}"]
-    if resume and config is None and directory and (Path(directory) / "config.toml").exists():
-        config = Path(directory) / "config.toml"
+    if resume and config is None and directory and (file := Path(directory).expanduser() / "config.toml").exists():
+        config = file
     elif resume and config is None and directory and len(words) == 1:
         raise InputError(f"{directory} holds no run to continue; give its settings to start one there")
     settings = load_config(words, config)
     settings.resolved()
+    if (root := parse_words(words).get("root")) and not find_dataset(settings.data).needs_root:
+        raise InputError(f"root={root}: {settings.data} comes with the installation; did you mean data=folder as well?")
 
     from elle.engine.launch import launch_ranks, speaks
     from elle.engine.loop import train as run_training

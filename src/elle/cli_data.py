@@ -105,6 +105,8 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
             print(f"{split}: pixels {sizes}; mean {one['mean']}, std {one['std']}")
             for line in one["unreadable"]:
                 print(f"{split}: unreadable: {line}")
+        if report["skipped"]:
+            print(report["skipped"])
         duplicates = report["duplicates"]
         print(f"test images that are also training images: {duplicates['count']}")
         for pair in duplicates["first"]:

@@ -173,6 +173,11 @@ class Config(BaseModel):
         if self.phases and not dataset.files:
             raise InputError(f"phases read image files anew at each size, and {self.data} has none; leave them out")
         defaults = dict(dataset.defaults)
+        if self.norm != "linf" and self.eps is None:
+            radius = format_radius(defaults["eps"])
+            raise InputError(
+                f"norm={self.norm} needs eps, for example eps=0.5: {radius}, {self.data}'s own, is for linf"
+            )
         schedule: str = self.schedule or defaults["schedule"]
         if schedule != defaults["schedule"]:
             chosen = SCHEDULES[schedule]

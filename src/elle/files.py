@@ -71,9 +71,11 @@ class FolderLock:
             raise InputError(
                 f"{folder} is in use by another process ({holder}); wait for it or choose another --out"
             ) from None
-        self._file.truncate(0)
-        self._file.write(f"pid {os.getpid()}")
-        self._file.flush()
+        # Who holds the folder is a courtesy: where a disk is full, the work itself says what it cannot write. Past the
+        # file's own buffer, which would be written when it is closed, and fail there once more.
+        with contextlib.suppress(OSError):
+            self._file.truncate(0)
+            os.write(self._file.fileno(), f"pid {os.getpid()}".encode())
 
     def __enter__(self) -> Self:
         return self

@@ -25,10 +25,11 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
     """A table as wide as the terminal, or wide enough for whole lines where there is none."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # as it is: a class may be called [red]
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 

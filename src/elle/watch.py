@@ -40,7 +40,7 @@ def watch(paths: Sequence[Path], once: bool = False, pause: float = 1.0) -> None
             for run in runs:
                 run.read()
             live.update(view(runs, console.width), refresh=True)
-            if all(run.result is not None or run.stopped() is not None for run in runs):
+            if all(run.finished() or run.stopped() is not None for run in runs):
                 break
             time.sleep(pause)
     if not console.is_terminal:
@@ -93,7 +93,7 @@ def _state(run: RunDirectory) -> str:
     words = "training" if run.records or run.probes else "starting"
     if run.stopped() is not None:
         words = "stopped"
-    elif run.result is not None:
+    elif run.finished():
         words = "finished"
     elif _abandoned(run.path):
         words = "not running here"
@@ -122,7 +122,7 @@ def _said(run: RunDirectory) -> list[str]:
     reason = run.stopped()
     if reason:
         lines.append(reason)
-    elif run.result is None and _abandoned(run.path):
+    elif not run.finished() and _abandoned(run.path):
         lines.append(f"no process trains in it here; `elle train --out {run.path} --resume` goes on where it was saved")
     return lines
 

@@ -373,3 +373,15 @@ def test_a_replayed_perturbation_survives_a_gradient_that_is_not_finite():
 def test_a_bad_setting_of_replays_is_refused_by_name(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         Replay(**arguments)
+
+
+@every_attack
+def test_inference_mode_around_an_attack_changes_nothing(attack, model, data):
+    def attacked(x, y):
+        torch.manual_seed(0)
+        return attack(model, x, y, EPS)
+
+    expected = attacked(*data)
+    with torch.inference_mode():
+        assert torch.equal(attacked(*data), expected)
+        assert torch.equal(attacked(*(part.clone() for part in data)), expected)

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from elle.core.attacks import in_eval_mode
 from elle.core.inner import Bilevel, Guided, LatentStep, WorstGap, nuclear_norm
 from elle.core.linearity import input_gradient
+from elle.methods import METHODS
 from elle.models.registry import build_model
 from tests.networks import conv_net, gradient, images, relative_distance, smooth_net
 
@@ -197,6 +198,22 @@ def test_the_guided_attack_moves_batchnorm_only_in_train_mode(eval_mode, seen):
     assert all(module.training for module in model.modules())
 
 
+def test_with_its_corner_the_guided_loss_gains_what_the_attack_maximised():
+    """As where the attack's backward leaves its gradient in the parameters: also that of the prediction at x."""
+    x, y = flat_images(16)
+    found = []
+    for corner in (False, True):
+        model = Watched(smooth_net(seed=2).double())
+        torch.manual_seed(3)
+        Guided(in_eval_mode, corner=corner)(model, x.double(), y, x, EPS, when())[0].backward()
+        found.append(gradient(model))
+    at, network = model.seen[1], model.network
+    network.zero_grad()
+    (F.cross_entropy(network(at), y) + 10 * distance(GUIDED["gat"], network(x.double()), network(at))).backward()
+    assert relative_distance(found[1] - found[0], gradient(network)) < 1e-5
+    assert relative_distance(found[0], found[1]) > 0.1
+
+
 # SLAT
 
 
@@ -231,6 +248,23 @@ def test_a_latent_step_moves_an_activation_along_the_sign_of_its_gradient_inside
     torch.testing.assert_close(moved, expected)
     whole = ((moved - output).abs() - EPS).abs() < 1e-5
     assert 0.3 < whole.float().mean() < 1  # most go all the way, some are held by the range
+
+
+def test_unbounded_a_latent_step_is_whole_and_the_image_stays_in_the_pixel_range():
+    """The form of the authors of SLAT, whose latent step is 1.8 eps."""
+    network, (x, y) = conv_net(), images(8)
+    x = (0.2 + 0.6 * x).clamp(max=0.99)
+    loss = LatentStep(latent=1.8, bounded=False, layers="0")
+    output, moved, points = latent_pass(loss, network, x, y, 0)
+    leaf = x.clone().requires_grad_()
+    hidden = network[0](leaf)
+    slopes = torch.autograd.grad(F.cross_entropy(network[1:](hidden), y), [leaf, hidden])
+    torch.testing.assert_close(points, (x + 0.9 * EPS * slopes[0].sign()).clamp(0, 1))
+    torch.testing.assert_close(moved, output + 1.8 * EPS * slopes[1].sign())
+    loss(network, x.round(), y, x, EPS, when())[0].backward()
+    _, _, points = latent_pass(loss, network, x.round(), y, 0)
+    assert points.min() >= 0
+    assert points.max() <= 1
 
 
 def test_a_latent_step_of_a_linear_layer_has_no_range():
@@ -432,11 +466,27 @@ def test_more_steps_find_a_larger_gap():
     assert means[0] < means[1]
 
 
+def test_the_weights_of_the_original_llr_are_its_authors():
+    """2 CE + 4 (gap + 0.3 |slope|) in their code for CIFAR-10: the slope's 0.3 is inside the regulariser's 4."""
+    loss = METHODS["llr-original"].loss
+    assert (loss.nominal, loss.weight, loss.weight * loss.slope) == (2.0, 4.0, pytest.approx(1.2))
+
+
+def test_the_worst_gap_is_sought_inside_the_pixel_range():
+    model, (x, y) = Watched(smooth_net(seed=6)), flat_images(16)
+    x = x.round()
+    WorstGap(input_gradient)(model, x, y, x, EPS, when())
+    searched = model.seen[2:]
+    assert all(points.min() >= 0 and points.max() <= 1 for points in searched)
+    assert all((points - x).abs().max() <= EPS * (1 + 1e-5) for points in searched[:-1])
+    assert (searched[-2] != x).any()
+
+
 def test_the_gradient_of_the_original_llr_agrees_with_differences_at_a_frozen_point():
     eps, model = 0.2, Watched(bent_net().double())
     x, y = flat_images(8)
     x = x.double()
-    loss, logits = WorstGap(input_gradient, weight=2.0, slope=0.7)(model, x, y, x, eps, when())
+    loss, logits = WorstGap(input_gradient, nominal=1.5, weight=2.0, slope=0.7)(model, x, y, x, eps, when())
     loss.backward()
     network = model.network
     d = model.seen[-1].chunk(2)[1] - x
@@ -447,7 +497,7 @@ def test_the_gradient_of_the_original_llr_agrees_with_differences_at_a_frozen_po
         leaf = x.clone().requires_grad_()
         (slope,) = torch.autograd.grad(image_losses(network, parameters, leaf, y).sum(), leaf)
         linear = (d * slope).sum(1)
-        return float((here + 2.0 * (there - here - linear).abs() + 0.7 * linear.abs()).mean())
+        return float((1.5 * here + 2.0 * ((there - here - linear).abs() + 0.7 * linear.abs())).mean())
 
     at = flattened(network)
     assert loss.item() == pytest.approx(value(at), rel=1e-5)
@@ -470,6 +520,7 @@ def test_the_gradient_of_the_original_llr_agrees_with_differences_at_a_frozen_po
         (lambda: Bilevel(input_gradient, steps=0), "steps"),
         (lambda: WorstGap(input_gradient, weight=-1.0), "weight"),
         (lambda: WorstGap(input_gradient, slope=-0.1), "slope"),
+        (lambda: WorstGap(input_gradient, nominal=-1.0), "nominal"),
         (lambda: WorstGap(input_gradient, steps=0), "steps"),
     ],
 )

@@ -116,6 +116,22 @@ def test_an_evaluation_of_other_weights_is_not_quoted(elle, run_copy, tmp_path):
     assert "pgd-2" not in (tmp_path / "m.safetensors.md").read_text()
 
 
+@pytest.mark.parametrize(("changed", "row"), [({"data": {"name": "others"}}, None), ({"norm": "l2"}, "0.3 in l2")])
+def test_an_evaluation_is_quoted_only_for_the_run_s_own_data_and_with_its_norm(elle, run_copy, tmp_path, changed, row):
+    assert elle("evaluate", run_copy, "--attack", "pgd-2", "--limit", "10").code == 0
+    file = run_copy / "evaluation.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    export_run(run_copy, "safetensors", tmp_path / "m.safetensors")
+    card = (tmp_path / "m.safetensors.md").read_text()
+    assert ("| pgd-2 |" in card) == (row is not None)
+    assert row is None or f"| pgd-2 | {row} |" in card
+
+
+def test_the_card_of_a_run_cut_short_says_so(run, tmp_path):
+    export_run(run, "safetensors", tmp_path / "m.safetensors")
+    assert "1 epoch of batch 64, ended after 6 steps" in (tmp_path / "m.safetensors.md").read_text()
+
+
 def test_the_safetensors_file_is_loaded_without_its_run(run, tmp_path):
     export_run(run, "safetensors", tmp_path / "m.safetensors")
     model = package.load(tmp_path / "m.safetensors")

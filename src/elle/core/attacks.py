@@ -224,7 +224,8 @@ def pgd(
 
 def _gradient(model: Model, x: Tensor, target: Tensor) -> Tensor:
     """Of the cross-entropy to labels [B], or of KL(target || prediction) for probabilities [B, K]: the same there."""
-    with torch.enable_grad():
+    with differentiable(), torch.enable_grad():
+        x, target = (value.clone() if value.is_inference() else value for value in (x, target))
         x = x.detach().requires_grad_()
         logits = check_logits(model(x)).float()
         if target.dim() == 1:
@@ -233,6 +234,11 @@ def _gradient(model: Model, x: Tensor, target: Tensor) -> Tensor:
             loss = F.kl_div(F.log_softmax(logits, 1), target, reduction="sum")
         (gradient,) = torch.autograd.grad(loss * _SCALE, x)
     return gradient.nan_to_num()
+
+
+def differentiable() -> contextlib.AbstractContextManager[object]:
+    """Outside of the caller's inference mode, in which there is no gradient to attack with."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 
 
 def _probabilities(model: Model, x: Tensor) -> Tensor:

@@ -54,6 +54,8 @@ class Guided:
     """Hold the attacked point to the eps-ball; the ELLE paper's code for GAT lets it go, to 2 eps."""
     eval_mode: bool = True
     """Attack in eval mode; that code attacks in train mode, where each forward moves BatchNorm's statistics."""
+    corner: bool = False
+    """Train on what the attack maximises at the corner as well; that code does, by not clearing its gradient."""
 
     def __post_init__(self) -> None:
         if self.distance not in ("softmax", "nuclear"):
@@ -70,23 +72,27 @@ class Guided:
             weight = weight * (share / 0.9).clamp(max=1)
         guide = weight * (steps % 2 if self.alternate else 1)
         with self.held(model) if self.eval_mode else contextlib.nullcontext():
-            points = self._attacked(model, x, y, eps, guide)
+            points, objective = self._attacked(model, x, y, eps, guide)
         # Two forwards, as published: BatchNorm normalises clean and adversarial images apart.
         there, here = model(points).float(), model(x).float()
         loss = F.cross_entropy(here if self.clean else there, y)
-        return loss + weight * self._distance(here, there), there
+        loss = loss + weight * self._distance(here, there)
+        return (loss + objective if self.corner else loss), there
 
-    def _attacked(self, model: nn.Module, x: Tensor, y: Tensor, eps: float | Tensor, guide: Tensor) -> Tensor:
-        with torch.no_grad():
+    def _attacked(
+        self, model: nn.Module, x: Tensor, y: Tensor, eps: float | Tensor, guide: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The point, and what was maximised there, at its corner."""
+        with torch.set_grad_enabled(self.corner):
             here = model(x).float()
         corner = x + self.start * eps * torch.sign(torch.rand_like(x) - 0.5)
         with torch.enable_grad():
             corner = corner.clamp(0, 1).requires_grad_()
             logits = model(corner).float()
             objective = F.cross_entropy(logits, y) + guide * self._distance(here, logits)
-            (gradient,) = torch.autograd.grad(objective * _SCALE * len(x), corner)
+            (gradient,) = torch.autograd.grad(objective * _SCALE * len(x), corner, retain_graph=self.corner)
         points = corner.detach() + self.alpha * eps * gradient.nan_to_num().sign()
-        return _inside(points, x, eps) if self.project else points.clamp(0, 1)
+        return _inside(points, x, eps) if self.project else points.clamp(0, 1), objective
 
     def _distance(self, here: Tensor, there: Tensor) -> Tensor:
         if self.distance == "nuclear":
@@ -123,7 +129,12 @@ class LatentStep:
     alpha: float = 0.9
     """The input's step, in units of eps."""
     latent: float = 1.0
-    """The activations' step, in units of eps: the published code steps 1.8 eps and holds it to eps."""
+    """The activations' step, in units of eps: the ELLE paper's code steps 1.8 eps and holds it to eps."""
+    bounded: bool = True
+    """Hold images and activations to each channel's own range in each image, as that code does.
+
+    The authors of SLAT hold the image to [0, 1] and nothing else (their latent step is 1.8 eps).
+    """
     layers: str = ""
     """Names of modules, with commas; none: the first convolution and the first stage, as published."""
 
@@ -144,10 +155,11 @@ class LatentStep:
         latent = iter(gradients[1:])
 
         def move(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
-            return _moved(output, self.latent * eps, next(latent))
+            return _moved(output, self.latent * eps, next(latent), self.bounded)
 
+        points = _moved(x.detach(), self.alpha * eps, gradients[0], self.bounded)
         with _hooked(modules, move):
-            logits = model(_moved(x.detach(), self.alpha * eps, gradients[0])).float()
+            logits = model(points if self.bounded else points.clamp(0, 1)).float()
         return F.cross_entropy(logits, y), logits
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
@@ -185,13 +197,15 @@ def _first_convolution_and_stage(model: nn.Module) -> list[nn.Module]:
     return [every[0], blocks[max(0, shrinking.index(True) - 1) if any(shrinking) else 0]]
 
 
-def _moved(x: Tensor, step: float | Tensor, gradient: Tensor) -> Tensor:
-    """x + step * sign(gradient), inside each channel's own range in each image."""
-    axes = tuple(range(2, x.dim()))
-    low, high = (x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)) if axes else (x, x)
+def _moved(x: Tensor, step: float | Tensor, gradient: Tensor, bounded: bool) -> Tensor:
+    """x + step * sign(gradient); bounded: inside each channel's own range in each image, where it has one."""
     moved = x + step * gradient.nan_to_num().sign().to(x.dtype)
+    axes = tuple(range(2, x.dim()))
+    if not bounded or not axes:
+        return moved
+    low, high = x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)
     # The step is a constant for differentiation.
-    return x + (torch.maximum(torch.minimum(moved, high), low) - x).detach() if axes else moved
+    return x + (torch.maximum(torch.minimum(moved, high), low) - x).detach()
 
 
 @contextlib.contextmanager
@@ -247,20 +261,24 @@ class Bilevel:
 
 @dataclass(frozen=True)
 class WorstGap:
-    """Cross-entropy at x + weight * g + slope * |d^T grad L(x)|, g = max_d |L(x+d) - L(x) - d^T grad L(x)| (LLR).
+    """nominal * L(x) + weight * (g + slope * |d^T grad L(x)|), g = max_d |L(x+d) - L(x) - d^T grad L(x)| (LLR).
 
-    The worst d is sought by Adam from a random start (Qin et al., arXiv 1907.02610, Eq. 8).
+    The worst d is sought by Adam from a random start, with x + d in [0, 1] (Qin et al., arXiv 1907.02610, Eq. 8; the
+    weights are those of its authors' code for CIFAR-10).
     """
 
     gradient: InputGradient
     steps: int = 10
     rate: float = 0.1
     """Of Adam, in pixels of [0, 1]."""
+    nominal: float = 2.0
+    """Weight of the cross-entropy at x."""
     weight: float = 4.0
     slope: float = 0.3
+    """Weight of the slope beside the gap."""
 
     def __post_init__(self) -> None:
-        for name in ("weight", "slope"):
+        for name in ("nominal", "weight", "slope"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be a finite number, 0 or more")
         if self.steps < 1:
@@ -274,11 +292,11 @@ class WorstGap:
         logits = model(torch.cat([x, x + d])).float()
         here, there = F.cross_entropy(logits, y.repeat(2), reduction="none").chunk(2)
         linear = (d * slope).flatten(1).sum(1)
-        loss = here + self.weight * (there - here - linear).abs() + self.slope * linear.abs()
+        loss = self.nominal * here + self.weight * ((there - here - linear).abs() + self.slope * linear.abs())
         return loss.mean(), logits[: len(x)]
 
     def _worst(self, model: nn.Module, x: Tensor, y: Tensor, eps: float | Tensor, slope: Tensor) -> Tensor:
-        d = (2 * torch.rand_like(x) - 1) * eps
+        d = _inside(x + (2 * torch.rand_like(x) - 1) * eps, x, eps) - x
         with torch.no_grad():
             here = F.cross_entropy(model(x).float(), y, reduction="none")
         mean, square = torch.zeros_like(x), torch.zeros_like(x)
@@ -291,7 +309,7 @@ class WorstGap:
             gradient = gradient.nan_to_num() / _SCALE
             mean, square = mean.lerp(gradient, 0.1), square.lerp(gradient.square(), 0.001)
             move = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
-            d = (d.detach() + self.rate * move).clamp(-eps, eps)  # type: ignore[arg-type]  # a number or a tensor
+            d = _inside(x + d.detach() + self.rate * move, x, eps) - x
         return d
 
 

@@ -116,7 +116,8 @@ def read_npz(path: Path, names: tuple[str, ...] | list[str]) -> list[npt.NDArray
             return found
     except Exception as error:  # a damaged archive can fail in any way at all
         wanted = " and ".join(f"`{name}`" for name in names)
-        raise InputError(f"{path}: no arrays {wanted} in it ({_reason(error)}); {_WRITE}") from None
+        advice = _WRITE if "x" in names else _LAYOUTS
+        raise InputError(f"{path}: no arrays {wanted} in it ({_reason(error)}); {advice}") from None
 
 
 def read_npy(path: Path) -> npt.NDArray[Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from elle.data.folder import REPAIR
 from elle.errors import InputError
 
 # crc32 of the pixels, width and height of the file; all zero where there is none yet.
@@ -72,6 +73,6 @@ def _key(files: Sequence[Path]) -> str:
         try:
             status = path.stat()
         except OSError as problem:
-            raise InputError(f"{path}: cannot be read ({problem.strerror}); replace or remove it") from None
+            raise InputError(f"{path}: cannot be read ({problem.strerror}); {REPAIR}") from None
         digest.update(f"{path.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:16]

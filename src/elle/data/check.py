@@ -44,17 +44,18 @@ def check(name: str, root: str | Path | None = None) -> dict[str, Any]:
         with naming_the_folder(root):
             index = index_folder(data_folder(root))
         splits = {"train": _files(index.train), "test": _files(index.test) if index.test else iter(())}
-        classes = index.classes
+        classes, skipped = index.classes, index.skipped()
     else:
         images = load_dataset(name, root)
         splits = {"train": _images(images.train), "test": _images(images.test)}
-        classes = images.classes
+        classes, skipped = images.classes, None
     tallies = {split: _Tally(items, len(classes)) for split, items in splits.items()}
     shared = _shared(tallies["test"], tallies["train"])
     return {
         "name": name,
         "classes": list(classes),
         "splits": {split: tally.report(classes) for split, tally in tallies.items()},
+        "skipped": skipped,
         "duplicates": {"count": len(shared), "first": shared[:_LISTED]},
     }
 

@@ -4,7 +4,7 @@ import io
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from elle.errors import InputError
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+_OTHERS = (".gif", ".tif", ".tiff", ".bmp", ".heic", ".heif", ".avif", ".jfif", ".jpe", ".jp2", ".ppm", ".pgm", ".tga")
+"""Endings of images that are not read: whoever has them among the others must hear of it."""
+REPAIR = "replace or remove it"
 MAX_PIXELS = 2**26
 """Of one image: above ImageNet's largest, below the size at which Pillow suspects a decompression bomb."""
 _LAYOUT = "the layout is CLASS/*.jpg, or train/CLASS/*.jpg and val/CLASS/*.jpg (or test/; .jpeg, .png, .webp)"
@@ -26,6 +29,8 @@ class FolderSplit:
 
     paths: list[Path]
     y: npt.NDArray[np.int64]
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Images beside them in other formats, which are not read, by their endings."""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -38,6 +43,14 @@ class FolderIndex:
     train: FolderSplit
     test: FolderSplit | None
     classes: tuple[str, ...]
+
+    def skipped(self) -> str | None:
+        """What to tell of images that are not read, in a line; None where there are none."""
+        found = self.train.skipped + (self.test.skipped if self.test else Counter())
+        if not found:
+            return None
+        counts = ", ".join(f"{count} {ending}" for ending, count in sorted(found.items()))
+        return f"left out, as only JPEG, PNG and WebP files are read: {counts}; convert them to have them used"
 
 
 def index_folder(root: Path) -> FolderIndex:
@@ -80,33 +93,35 @@ def _by_class(split: Path, classes: list[str]) -> FolderSplit:
         raise InputError(f"{split}: {_listed(unknown)} is no class of train/; rename or remove it")
     if missing := sorted(set(classes) - set(there)):
         raise InputError(f"{split}: no folder for the class {_listed(missing)}; {_LAYOUT}")
-    files = [_images_below(split / name) for name in classes]
+    skipped: Counter[str] = Counter()
+    files = [_images_below(split / name, skipped) for name in classes]
     if empty := [name for name, found in zip(classes, files, strict=True) if not found]:
         raise InputError(f"{split}: no JPEG, PNG or WebP file in the class folder {_listed(empty)}; {_LAYOUT}")
     y = np.repeat(np.arange(len(classes), dtype=np.int64), [len(found) for found in files])
-    return FolderSplit([path for found in files for path in found], y)
+    return FolderSplit([path for found in files for path in found], y, skipped)
 
 
-def _images_below(folder: Path) -> list[Path]:
+def _images_below(folder: Path, skipped: Counter[str]) -> list[Path]:
+    """The image files in a folder and below, sorted; those of other formats are counted in `skipped`."""
+
     def refuse(problem: OSError) -> None:
         raise InputError(f"{problem.filename}: cannot be listed ({problem.strerror}); check its permissions")
 
     found = []
     for place, _, names in os.walk(folder, onerror=refuse):
-        found += [Path(place, name) for name in names if _is_image(name)]
+        # A leading dot: what macOS leaves beside a file it copies (._photo.jpg) is no image.
+        seen = [name for name in names if not name.startswith(".")]
+        found += [Path(place, name) for name in seen if name.lower().endswith(SUFFIXES)]
+        skipped.update(Path(name).suffix.lower() for name in seen if name.lower().endswith(_OTHERS))
     return sorted(found)
-
-
-def _is_image(name: str) -> bool:
-    # A leading dot: what macOS leaves beside a file it copies (._photo.jpg) is no image.
-    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 
 def _by_annotations(split: Path, classes: list[str]) -> FolderSplit:
     """Tiny-ImageNet: images/* and lines `FILE <tab> CLASS <tab> box` in val_annotations.txt."""
     notes = split / "val_annotations.txt"
     labels = {name: label for label, name in enumerate(classes)}
-    files = {path.name: path for path in _images_below(split)}
+    skipped: Counter[str] = Counter()
+    files = {path.name: path for path in _images_below(split, skipped)}
     paths, y = [], []
     for number, line in enumerate(_lines(notes), 1):
         name, _, rest = line.partition("\t")
@@ -123,7 +138,7 @@ def _by_annotations(split: Path, classes: list[str]) -> FolderSplit:
         raise InputError(f"{notes}: no class for {_listed(sorted(files))}; get the set again")
     if not paths:
         raise InputError(f"{notes}: no lines `FILE <tab> CLASS`; get the set again")
-    return FolderSplit(paths, np.array(y, np.int64))
+    return FolderSplit(paths, np.array(y, np.int64), skipped)
 
 
 def _class_names(root: Path, folders: list[str]) -> tuple[str, ...]:
@@ -171,7 +186,7 @@ def decode(source: Path | bytes, name: str) -> npt.NDArray[np.uint8]:
         reason = f"cannot be read ({problem.strerror or str(problem).splitlines()[0]})"
     except Exception as problem:  # a damaged image can fail in any way at all
         reason = f"cannot be decoded ({type(problem).__name__})"
-    raise InputError(f"{name}: {reason}; replace or remove it")
+    raise InputError(f"{name}: {reason}; {REPAIR}")
 
 
 def _rgb(image: Any) -> npt.NDArray[np.uint8]:

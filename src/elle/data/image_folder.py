@@ -84,11 +84,12 @@ def folder_set(root: Path, image_size: int | None = None, workers: int | None = 
     test = index.test
     images = FolderImages(train, size, workers)
     if test is not None:
-        return ImageSet(images, FolderImages(test, size, workers), index.classes)
+        return ImageSet(images, FolderImages(test, size, workers), index.classes, index.skipped())
     held_out = _held_out(train.y)
     if not 0 < held_out.sum() < len(train):
         raise InputError(f"{root}: one image cannot be both trained on and tested on; add images, or a folder val/")
-    return ImageSet(images.part((~held_out).nonzero()[0]), images.part(held_out.nonzero()[0]), index.classes)
+    kept, tested = (images.part(chosen.nonzero()[0]) for chosen in (~held_out, held_out))
+    return ImageSet(kept, tested, index.classes, index.skipped(), held_out=True)
 
 
 def _held_out(y: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -167,13 +168,15 @@ def _batch_for(images: int) -> int:
     return batch
 
 
-def described(images: ImageSet, validation: int) -> str | None:
-    """What a folder was found to hold, in a line; None for other sets."""
+def described(images: ImageSet, validation: int) -> list[str]:
+    """What a folder was found to hold, and what in it is not read, a line each; none for other sets."""
     if not isinstance(images.train, FolderImages):
-        return None
+        return []
     names = ", ".join(images.classes[:8]) + (", .." if len(images.classes) > 8 else "")
     counts = f"{len(images.train) - validation} training, {validation} validation and {len(images.test)} test images"
-    return f"{len(images.classes)} classes ({names}): {counts}, {images.train.size} x {images.train.size} pixels"
+    size = images.train.size
+    found = f"{len(images.classes)} classes ({names}): {counts}, {size} x {size} pixels"
+    return [found] if images.skipped is None else [found, images.skipped]
 
 
 def training_source(

@@ -34,6 +34,10 @@ class ImageSet:
     train: Split
     test: Split
     classes: tuple[str, ...]
+    skipped: str | None = None
+    """What to tell of files that were left out."""
+    held_out: bool = False
+    """Whether the test images were drawn from the others, which had no test split."""
 
 
 @dataclass(frozen=True)

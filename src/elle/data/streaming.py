@@ -10,7 +10,7 @@ from torch import Tensor
 
 from elle.data.cache import ResizeCache
 from elle.data.decoding import MARGIN
-from elle.data.folder import FolderSplit
+from elle.data.folder import REPAIR, FolderSplit
 from elle.data.resident import epoch_order, to_unit
 from elle.data.workers import Batch, Decoder, Task, made_by_workers, usable_workers
 from elle.errors import InputError, WorkError
@@ -96,7 +96,8 @@ class Streaming:
         try:
             batch = next(self._batches)
         except InputError as problem:
-            raise WorkError(str(problem)) from None  # the input was fine when the run began
+            # The input was fine when the run began, and a run goes on with as many images as it began with.
+            raise WorkError(str(problem).replace(REPAIR, "replace it")) from None
         self._now = epoch, step
         self._next = (epoch, step + 1) if step + 1 < self.steps(epoch) else (epoch + 1, 0)
         self._put(tuple(torch.from_numpy(part) for part in batch))  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +20,8 @@ from elle.files import write_json as write_json
 KEPT = 2
 """Checkpoints kept in a run directory: the newest, and the one before in case it cannot be read."""
 _HEADER = "elle"
+_LEFT_OVER = re.compile(r"\.\d+\.part$")
+"""How the name ends under which `write_atomically` begins a file."""
 
 
 def append_line(path: Path, value: Any) -> None:
@@ -60,13 +63,20 @@ def read_lines(path: Path) -> list[Any]:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Tensors and a JSON header in one safetensors file, atomically."""
+    write_atomically(path, packed(tensors, header))
+
+
+def packed(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
+    """The content of such a file."""
     # Copies: two names may share storage, which the format refuses.
     plain = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
-    write_atomically(path, save(plain, metadata={_HEADER: json.dumps(header)}))
+    return save(plain, metadata={_HEADER: json.dumps(header)})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `write_tensors` wrote; InputError names a file that is missing, truncated or not elle's."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name a file in it")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
@@ -128,4 +138,5 @@ class RunLock(FolderLock):
     def __init__(self, run: Path) -> None:
         super().__init__(run, ".lock")
         for left_over in run.rglob(".*.part"):
-            left_over.unlink()
+            if _LEFT_OVER.search(left_over.name):  # a folder may hold other programs' files too
+                left_over.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from elle.engine.ranks import ALONE, LOST, Ranks, check_launched, joined, own_de
 from elle.engine.records import Record, columns, means
 from elle.engine.run_files import RunFiles, run_directory
 from elle.engine.runtime import GraphedStep, pick_device, pick_precision, stop_signals
+from elle.engine.same_images import check_same_images, count_images
 from elle.engine.tracking import Tracking
 from elle.errors import InputError, WorkError, stopped_by
 from elle.evaluation.evaluate import parse_attacks
@@ -61,9 +62,12 @@ def train(
         run = Run(config, run_directory(config), (watcher if ranks.first else None) or Watcher(), ranks)
         with contextlib.ExitStack() as held, contextlib.closing(run.step.data):
             again = resume or restarts() > 0
-            start = run.files.open(held, run.config, resume=again, start_from=start_from)
-            if start is not None:
+            start = run.files.open(held, resume=again, start_from=start_from)
+            if start is None:
+                run.files.begin()
+            else:
                 run.resume(start)
+            run.files.configure(run.config)
             try:
                 return run.finish()
             except WorkError as problem:
@@ -137,6 +141,7 @@ class Run:
         if different:
             words = ", ".join(saved.spelled(key) for key in different)
             raise InputError(f"{path} belongs to a run with {words}; give the same values, or choose another --out")
+        check_same_images(path, header.get("network", {}), self.images)
         try:
             self.guard.restore_method(header)
             self.step.restore(tensors)
@@ -163,8 +168,8 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Train what is left, evaluate on the test set, write the weights and the result."""
         self.watcher.started(self.config, self.last_step, self.done)
-        if found := described(self.images, given(self.config.validation)):
-            self.watcher.said(found)
+        for line in described(self.images, given(self.config.validation)):
+            self.watcher.said(line)
         if cut := self.timetable.cut():
             self.watcher.said(cut)
         if not self.history and self.done == 0:
@@ -292,4 +297,5 @@ class Run:
     def model_header(self) -> dict[str, Any]:
         config, shape = self.config, self.images.test.x.shape
         header = {"kind": "model", "model": config.model, "shape": shape[1:], "classes": self.images.classes}
-        return header | {"activation": config.activation, "normalise": config.normalise}
+        header |= {"activation": config.activation, "normalise": config.normalise}
+        return header | {"images": count_images(self.images)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -62,8 +63,13 @@ def build_parts(config: Config, device: torch.device, precision: Precision, rank
     if config.phases and method.replays > 1:
         raise InputError(f"phases: {method.name} keeps its batch for several steps; it trains in one phase")
     batches = Batches(data, timetable, ranks, accumulate=config.accumulate, seed=config.seed, replays=method.replays)
+    network = _network(config, images, method, device, ranks).train()
+    for phase in phases:
+        if ranks.share(min(phase.batch, len(data)), config.accumulate) == config.accumulate:
+            size = (phase.image_size, phase.image_size) if config.phases else shape[2:]
+            _check_single_image(network, given(config.model), (shape[1], *size), device)
     step = Step(
-        _network(config, images, method, device, ranks).train(),
+        network,
         method,
         data,
         eps=given(config.eps),
@@ -146,3 +152,15 @@ def _check_trainable(model: nn.Module, name: str, shape: tuple[int, ...]) -> Non
             f"model={name} gives its images no gradient, without which no attack goes up; "
             f"leave out what cuts it off (detach, no_grad, a comparison)"
         )
+
+
+def _check_single_image(model: nn.Module, name: str, shape: tuple[int, ...], device: torch.device) -> None:
+    """Refuse to train a network on images one by one where its BatchNorm has only one value to measure then."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            copy.deepcopy(model)(torch.zeros(1, *shape, device=device))
+    except ValueError:
+        raise InputError(
+            f"a step of model={name} takes one image at a time, whose variance its BatchNorm cannot tell; "
+            f"use a larger batch or a smaller accumulate, or give more images"
+        ) from None

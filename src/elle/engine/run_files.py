@@ -26,7 +26,7 @@ FINAL = "final.parts"
 def run_directory(config: Config) -> Path:
     """Where a run writes: `out`, or runs/ and a name made of its settings."""
     if config.out is not None:
-        return Path(config.out)
+        return Path(config.out).expanduser()
     eps = format_radius(config.eps or 0).replace("/", "-")
     return Path("runs") / f"{config.data}-{config.method}-eps{eps}-seed{config.seed}"
 
@@ -37,7 +37,7 @@ class RunFiles:
     def __init__(self, directory: Path, ranks: Ranks) -> None:
         self.directory, self.ranks = directory, ranks
 
-    def open(self, held: contextlib.ExitStack, config: Config, *, resume: bool, start_from: Path | None) -> Path | None:
+    def open(self, held: contextlib.ExitStack, *, resume: bool, start_from: Path | None) -> Path | None:
         """Take the directory, until `held` is closed; the checkpoint to continue from, if there is one."""
 
         def opened() -> Path | None:
@@ -47,11 +47,22 @@ class RunFiles:
                 raise InputError(
                     f"{self.directory} already holds a run; continue it with --resume or choose another --out"
                 )
-            if start_from is None and not existing:
-                write_atomically(self.directory / "config.toml", config.to_toml().encode())
             return start_from or (existing[-1] if existing else None)
 
         return self.ranks.from_first(opened)
+
+    def configure(self, config: Config) -> None:
+        """Write down the settings of now: what a resumed run was given anew holds for the next resume too."""
+
+        def write() -> None:
+            write_atomically(self.directory / "config.toml", config.to_toml().encode())
+
+        self.ranks.from_first(write)
+
+    def begin(self) -> None:
+        """Forget what has befallen a run that began here before and never came to a checkpoint."""
+        if self.ranks.first:
+            checkpoint.write_lines(self.directory / "events.jsonl", [])
 
     def append(self, name: str, value: Any) -> None:
         """One more line in one of the files."""

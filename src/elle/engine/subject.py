@@ -100,8 +100,10 @@ def _run(source: Source, path: Path) -> Subject:
         raise InputError(f"{path} is not in a run directory; give one, or --weights {path} with --model and --data")
     trained = load_run(_run_of(path), weights=weights)
     config = trained.config.resolved()
-    images = load_dataset(source.data or config.data, source.root or config.root, image_size=config.image_size)
-    if source.data is not None:
+    if source.data is None:
+        images = trained.images(source.root)
+    else:
+        images = load_dataset(source.data, source.root or config.root, image_size=config.image_size)
         _check_fit(source.data, images, weights)
     return _subject(trained.model, images, config, weights, source)
 

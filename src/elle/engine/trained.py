@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from elle.config import Config, load_config
-from elle.data.registry import load_dataset
+from elle.data.registry import find_dataset, load_dataset
 from elle.data.resident import to_tensors
+from elle.data.sources import ImageSet
 from elle.engine.checkpoint import read_tensors
+from elle.engine.same_images import check_test_images
 from elle.errors import InputError
 from elle.models.registry import build_model
 
@@ -22,12 +25,21 @@ class Trained:
     model: nn.Module
     config: Config
     classes: tuple[str, ...]
+    weights: Path
+    header: Mapping[str, Any]
+    """What the file of the weights says of the network."""
+
+    def images(self, root: str | None = None) -> ImageSet:
+        """The run's images, in `root` where they are elsewhere by now."""
+        config = self.config
+        images = load_dataset(config.data, root or config.root, image_size=config.image_size)
+        if find_dataset(config.data).files:  # elsewhere a label is a number, whatever its name
+            check_test_images(self.weights, self.header, images, moved=root is not None)
+        return images
 
     def test_images(self, root: str | None = None, limit: int | None = None) -> tuple[Tensor, Tensor]:
         """The first `limit` test images [N, C, H, W] in [0, 1] and their labels [N], on the model's device."""
-        config = self.config
-        test = load_dataset(config.data, root or config.root, image_size=config.image_size).test
-        x, y = to_tensors(test, next(self.model.parameters()).device)
+        x, y = to_tensors(self.images(root).test, next(self.model.parameters()).device)
         return x[:limit], y[:limit]
 
 
@@ -44,7 +56,7 @@ def load_run(directory: str | Path, device: torch.device | str = "cpu", weights:
         raise InputError(f"{directory} has no model.safetensors: the run has not finished; continue it with --resume")
     config = load_config([], directory / "config.toml")
     model, header = load_network(weights, checkpoint=weights != directory / "model.safetensors")
-    return Trained(model.to(device), config, tuple(header["classes"]))
+    return Trained(model.to(device), config, tuple(header["classes"]), weights, header)
 
 
 def load_network(weights: Path, checkpoint: bool = True) -> tuple[nn.Module, dict[str, Any]]:

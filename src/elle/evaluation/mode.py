@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from elle.core.attacks import differentiable as differentiable
 from elle.models.batch_norm import fusing
 
 
@@ -36,11 +37,6 @@ def evaluation_mode(model: nn.Module, seed: int, device: torch.device) -> Iterat
 def unwrapped(model: nn.Module) -> nn.Module:
     """The network in DistributedDataParallel, whose own forward waits for ranks that may not be evaluating."""
     return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-def differentiable() -> contextlib.AbstractContextManager[object]:
-    """Outside of the caller's inference mode, in which there is no gradient to attack with."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

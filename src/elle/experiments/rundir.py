@@ -69,7 +69,7 @@ class RunDirectory:
         for event in self.events:
             if event["event"] == "collapse":
                 standing = int(event["since" if "since" in event else "step"])
-            elif event["event"] in ("recovery", "rollback"):
+            elif event["event"] in ("recovery", "rollback") or _before(event, standing):
                 standing = None
         epoch: int | None = (self.result or {}).get("collapse_epoch")
         if standing is None and epoch is not None:
@@ -78,9 +78,16 @@ class RunDirectory:
 
     def stopped(self) -> str | None:
         """Why the run ended before its end; None where it goes on, has finished, or died without a word."""
-        ends = [event for event in self.events if event["event"] in ("stop", "resume", "finish")]
-        last = ends[-1] if ends else {"event": "start"}
+        last = self._last_end()
         return str(last.get("reason") or last.get("signal", "")) if last["event"] == "stop" else None
+
+    def finished(self) -> bool:
+        """Whether the result is that of now, not the one of before a run went on, as with a larger max_steps."""
+        return self.result is not None and self._last_end()["event"] != "resume"
+
+    def _last_end(self) -> Record:
+        ends = [event for event in self.events if event["event"] in ("stop", "resume", "finish")]
+        return ends[-1] if ends else {"event": "start"}
 
     def first_fall(self) -> int | None:
         """Where the method it was started with collapsed: what a rollback has undone counts, a recovery does not."""
@@ -90,7 +97,14 @@ class RunDirectory:
                 told = int(event["since" if "since" in event else "step"])
             elif event["event"] == "rollback":
                 return told
+            elif _before(event, told):
+                told = None
         return self.collapse_step()
+
+
+def _before(event: Record, step: int | None) -> bool:
+    """Whether the run was continued from before that step (`--from`), and so has not come to it yet."""
+    return event["event"] == "resume" and step is not None and event["step"] < step
 
 
 def open_run(path: Path) -> RunDirectory:

@@ -77,7 +77,8 @@ def _rollbacks(directory: Path) -> str:
 
 
 def _training(config: Config, result: Mapping[str, Any]) -> str:
-    words = f"{config.length()}, seed {config.seed}, elle {result.get('version', __version__)}"
+    cut = "" if config.max_steps is None else f", ended after {result.get('steps', config.max_steps)} steps"
+    words = f"{config.length()}{cut}, seed {config.seed}, elle {result.get('version', __version__)}"
     collapse = result.get("collapse_epoch")
     return words + (f"; **collapsed in epoch {collapse}**" if collapse is not None else "")
 
@@ -98,10 +99,12 @@ def _normalisation(header: Mapping[str, Any]) -> str:
 
 def _accuracies(directory: Path, config: Config, result: Mapping[str, Any]) -> list[str]:
     """Those at the end of training, and those of `elle evaluate` where they are of these very weights."""
-    rows = [(name, format_radius(config.eps or 0), one) for name, one in result.get("test", {}).items()]
+    rows = [(name, _radius(config.eps or 0, config.norm), one) for name, one in result.get("test", {}).items()]
     evaluation = _read(directory / "evaluation.json") or {}
-    if evaluation.get("model", {}).get("sha256") == _digest(directory / "model.safetensors"):
-        rows += [(name, format_radius(evaluation["eps"]), one) for name, one in evaluation["attacks"].items()]
+    same_weights = evaluation.get("model", {}).get("sha256") == _digest(directory / "model.safetensors")
+    if same_weights and evaluation["data"]["name"] == config.data:
+        radius = _radius(evaluation["eps"], evaluation["norm"])
+        rows += [(name, radius, one) for name, one in evaluation["attacks"].items()]
     if not rows:
         return ["Not measured."]
     lines = ["| attack | eps | accuracy | 95 % interval | test images |", "|---|---|---|---|---|"]
@@ -110,6 +113,10 @@ def _accuracies(directory: Path, config: Config, result: Mapping[str, Any]) -> l
         radius = "" if name == "clean" else eps
         lines.append(f"| {name} | {radius} | {accuracy:.2%} | {low:.2%} to {high:.2%} | {total:,} |")
     return [*lines, "", "An accuracy under attack is an upper bound: a stronger attack may find more."]
+
+
+def _radius(eps: float, norm: str) -> str:
+    return format_radius(eps) if norm == "linf" else f"{format_radius(eps)} in {norm}"
 
 
 def _plain(one: Mapping[str, Any]) -> list[float]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elle.engine.checkpoint import write_tensors
+from elle.engine.checkpoint import packed
 from elle.engine.trained import load_network
 from elle.errors import InputError
 
@@ -38,7 +38,7 @@ class Format:
 
 
 def _write_safetensors(model: nn.Module, x: Tensor, header: Header, path: Path) -> None:
-    write_tensors(path, model.state_dict(), header)
+    path.write_bytes(packed(model.state_dict(), header))
 
 
 def _read_safetensors(path: Path) -> Callable[[Tensor], Tensor]:
@@ -47,7 +47,9 @@ def _read_safetensors(path: Path) -> Callable[[Tensor], Tensor]:
 
 def _write_torchscript(model: nn.Module, x: Tensor, header: Header, path: Path) -> None:
     traced = torch.jit.trace(model, x)  # type: ignore[no-untyped-call]
-    torch.jit.save(traced, path, _extra_files={KEY: json.dumps(header)})
+    content = io.BytesIO()  # torch itself ends the process where a disk is full
+    torch.jit.save(traced, content, _extra_files={KEY: json.dumps(header)})
+    path.write_bytes(content.getvalue())
 
 
 def _read_torchscript(path: Path) -> Callable[[Tensor], Tensor]:
@@ -62,7 +64,9 @@ def _batched() -> tuple[dict[int, Any], ...]:
 
 def _write_export(model: nn.Module, x: Tensor, header: Header, path: Path) -> None:
     program = torch.export.export(model, (x,), dynamic_shapes=_batched())
-    torch.export.save(program, path, extra_files={KEY: json.dumps(header)})
+    content = io.BytesIO()  # for the same reason
+    torch.export.save(program, content, extra_files={KEY: json.dumps(header)})
+    path.write_bytes(content.getvalue())
 
 
 def _read_export(path: Path) -> Callable[[Tensor], Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from elle.engine.trained import load_network, load_run
 from elle.errors import InputError, WorkError, nearest
 from elle.export.card import model_card
 from elle.export.formats import FORMATS, Format, quiet
-from elle.files import write_atomically
+from elle.files import write_text
 
 IMAGES = 32
 """Test images on which the file's logits are compared with the network's."""
@@ -44,12 +45,13 @@ def export_run(
         path.parent.mkdir(parents=True, exist_ok=True)
         compared = _written(form, trained.model, x, header, temporary)
         text = model_card(directory, form, path.name, trained, header, compared, licence)
-        write_atomically(card, text.encode())
+        write_text(card, text)
         os.replace(temporary, path)
     except OSError as problem:
         raise WorkError(f"could not write {path}: {problem.strerror}; what was there before is untouched") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that cannot be written has none
+            temporary.unlink()
     return {"file": str(path), "card": str(card), "format": to, "bytes": path.stat().st_size} | compared
 
 

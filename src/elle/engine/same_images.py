@@ -1,0 +1,54 @@
+"""Whether the images of now are those that a run was trained on: by the names of the classes and by their number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from elle.data.sources import ImageSet
+from elle.errors import InputError
+
+
+def count_images(images: ImageSet) -> list[int]:
+    """Of training and test; with the classes it tells one set from another."""
+    return [len(images.train), len(images.test)]
+
+
+def check_same_images(path: Path, network: Mapping[str, Any], images: ImageSet) -> None:
+    """Refuse to go on from a checkpoint on other images: labels, order and test split would not be those it knows."""
+    _check_classes(path, network, images)
+    if (before := network.get("images", count_images(images))) != count_images(images):
+        raise InputError(
+            f"{path} belongs to a run on {_counted(before)}, and there are {_counted(count_images(images))}; "
+            f"give its very data, or choose another --out"
+        )
+
+
+def check_test_images(path: Path, network: Mapping[str, Any], images: ImageSet, *, moved: bool) -> None:
+    """Refuse test images of other classes, and those drawn anew from a folder that has changed since the training.
+
+    `moved`: the user names the folder, which need not be the one of the training.
+    """
+    _check_classes(path, network, images)
+    before = network.get("images", count_images(images))
+    if images.held_out and not moved and sum(before) != sum(count_images(images)):
+        raise InputError(
+            f"the folder held {sum(before)} images when {path} was trained and holds {sum(count_images(images))} now: "
+            f"its test images are others, most of them trained on; put it back, or name another with --root"
+        )
+
+
+def _check_classes(path: Path, network: Mapping[str, Any], images: ImageSet) -> None:
+    before = tuple(network.get("classes", images.classes))
+    if before == images.classes:
+        return
+    gone, new = set(before) - set(images.classes), set(images.classes) - set(before)
+    words = [f"{min(names)!r} is {what}" for names, what in ((gone, "missing"), (new, "new")) if names]
+    raise InputError(
+        f"{path} was trained on other classes: {' and '.join(words) or 'their order is another'}; give its own data"
+    )
+
+
+def _counted(counts: list[int]) -> str:
+    return f"{counts[0]} training and {counts[1]} test images"
