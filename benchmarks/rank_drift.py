@@ -7,6 +7,7 @@ Two ranks add up in another order than one process. Where float64 stays equal an
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import tempfile
@@ -89,6 +90,7 @@ def losses(run: Path) -> Tensor:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         mp.spawn(rank, (folder,), nprocs=2)

@@ -313,3 +313,12 @@ def test_images_are_shown(elle, run_copy):
     assert outcome.code == 0
     assert "eps 0.1" in outcome.out
     assert Image.open(run_copy / "adversarial.png").width > 300
+
+
+def test_torchrun_is_not_needed_to_evaluate_on_several_devices(elle, finished_run, monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("elle.cli.leave", sys.exit)  # a rank's own end would be the tests' end
+    outcome = elle("evaluate", finished_run)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "start it without torchrun, with --devices 0,1" in outcome.err

@@ -339,6 +339,12 @@ def test_images_that_are_not_floats_are_refused(model, data):
         elle.ELLE(EPS)(model, (data[0] * 255).byte(), data[1])
 
 
+@pytest.mark.parametrize(("images", "labels"), [(0, 0), (4, 3)])
+def test_images_without_a_label_each_are_refused(model, data, images, labels):
+    with pytest.raises(ValueError, match=f"x has {images} images and y {labels} labels"):
+        elle.ELLE(EPS)(model, data[0][:images], data[1][:labels])
+
+
 def test_its_description_names_the_radius_and_the_rule():
     assert "eps=0.0313725" in repr(elle.ELLE(EPS))
     assert "OnOff(value=4000.0" in repr(elle.ELLE(EPS))

@@ -67,6 +67,7 @@ def worker(rank, folder):
     seen["batchnorm"] = train(DistributedDataParallel(conv_net()), lambda step: part(step, rank))
     seen["own_error"] = own_error(rank)
     seen["two_backwards"] = two_backwards(rank)
+    seen["static"] = train(DistributedDataParallel(conv_net(), static_graph=True), lambda step: part(step, rank))
     linearity.uniform_in_ball = opposite_offsets()
     seen["plain"] = train(DistributedDataParallel(smooth_net(64)), lambda step: part(step, rank))
     torch.save(seen, f"{folder}/rank-{rank}.pt")
@@ -109,7 +110,7 @@ def ranks(tmp_path_factory):
     return [torch.load(folder / f"rank-{rank}.pt") for rank in range(RANKS)]
 
 
-@pytest.mark.parametrize("network", ["batchnorm", "plain"])
+@pytest.mark.parametrize("network", ["batchnorm", "plain", "static"])
 @pytest.mark.parametrize("quantity", ["error", "weight", "threshold", "gradient"])
 def test_every_rank_sees_the_same(ranks, network, quantity):
     assert torch.equal(ranks[0][network][quantity], ranks[1][network][quantity])
@@ -140,16 +141,21 @@ def test_a_penalty_with_a_backward_of_its_own_is_averaged_over_the_ranks(ranks):
 
 
 @pytest.mark.parametrize("look", ["evaluate", "monitor"])
-def test_one_rank_may_look_at_its_network_alone(tmp_path, monkeypatch, look):
+@pytest.mark.parametrize("inside", [False, True], ids=["itself", "inside another module"])
+def test_one_rank_may_look_at_its_network_alone(tmp_path, monkeypatch, look, inside):
     """The wrapper's forward broadcasts BatchNorm's buffers, which would wait for the others for ever."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting-point", rank=0, world_size=1)
     try:
         model, (x, y) = DistributedDataParallel(conv_net()), images(8)
-        monkeypatch.setattr(DistributedDataParallel, "forward", lambda *_: pytest.fail("waits for the other ranks"))
+        waits = "_sync_buffers" if inside else "forward"
+        monkeypatch.setattr(DistributedDataParallel, waits, lambda *_: pytest.fail("waits for the other ranks"))
+        wrapper, model = model, torch.nn.Sequential(model) if inside else model
         if look == "evaluate":
             assert elle.evaluate(model, x, y, "clean,fgsm", EPS).keys() == {"clean", "fgsm"}
         else:
             assert elle.CollapseMonitor(x, y, EPS).check(model, 1) is None
         assert all(module.training for module in model.modules())
+        assert wrapper.require_forward_param_sync
+        assert wrapper.require_backward_grad_sync
     finally:
         dist.destroy_process_group()

@@ -1,5 +1,7 @@
 """What stands beside the progress bar while a run trains."""
 
+import pytest
+
 from elle.config import load_config
 from elle.engine.monitor import Verdict
 from elle.progress import TrainingProgress
@@ -33,3 +35,14 @@ def test_an_epoch_is_told_in_words_that_fit_every_method(capsys):
     said = capsys.readouterr().out
     assert "1 epoch of batch 64" in said
     assert "training  50.0%" in said  # ten steps are no single-step attack
+
+
+@pytest.mark.parametrize(("begun_at", "step", "left"), [(20, 20, "left 0 s"), (15, 10, None)])
+def test_a_continued_run_tells_no_time_that_it_does_not_know(capsys, begun_at, step, left):
+    """Nothing was left to train; or a rollback went further back than where the run was continued."""
+    watcher = TrainingProgress().watcher()
+    watcher.started(load_config(["data=digits", "epochs=1"]).resolved(), 20, begun_at)
+    record = {"epoch": 1, "step": step, "loss": 1.0, "accuracy": 0.5, "error": None, "weight": None, "seconds": 1}
+    watcher.recorded(record)
+    said = capsys.readouterr().out.rstrip()
+    assert said.endswith(left or "1.0 s")

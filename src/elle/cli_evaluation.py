@@ -76,12 +76,14 @@ def evaluate(
     _choose("engine", engine, ("fast", "reference"))
     _choose("precision", precision, ("auto", "fp32", "tf32", "fp16", "bf16"))
     from elle.engine.assessment import Job, assess_run
+    from elle.engine.ranks import check_not_launched
     from elle.engine.runtime import pick_device
     from elle.engine.subject import Source, load_subject
     from elle.evaluation.evaluate import search_precision
     from elle.evaluation.names import NORMS, parse_attacks
     from elle.evaluation.units import BATCH, Settings, default_chunk, fitting_batch
 
+    check_not_launched()
     if norm is not None:
         _choose("norm", norm, NORMS)
     parse_attacks(attack)

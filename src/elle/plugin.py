@@ -63,6 +63,10 @@ class ELLE(nn.Module):
     def forward(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """weight * mean error of x [B, ...] in [0, 1] with labels or probabilities y, [B] or [B, K]: a scalar."""
         check_floats(x)
+        if len(x) == 0 or len(x) != len(y):
+            raise ValueError(
+                f"x has {len(x)} images and y {len(y)} labels; give at least one image, and a label for each"
+            )
         if self.error.device != x.device:
             self.to(x.device)
 

@@ -63,9 +63,11 @@ class TrainingProgress:
             self.bar.update(self.task, completed=step)
 
     def _recorded(self, record: dict[str, Any]) -> None:
-        share = (record["step"] - self.done_before) / max(1, self.steps - self.done_before)
-        left = (time.monotonic() - self.started) * (1 - share) / max(share, 1e-9)
-        self._said(f"{describe_record(record, self.epochs)}  left {left:.0f} s")
+        done, rest = record["step"] - self.done_before, self.steps - record["step"]
+        words = describe_record(record, self.epochs)
+        if rest == 0 or done > 0:  # otherwise nothing is known: a resumed run has gone back to before where it began
+            words += f"  left {(time.monotonic() - self.started) * rest / max(done, 1):.0f} s"
+        self._said(words)
 
     def _judged(self, verdict: Verdict) -> None:
         if verdict.kind != "recovery":

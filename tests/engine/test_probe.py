@@ -123,6 +123,13 @@ def test_a_large_ball_takes_a_longer_attack():
     assert steps == [3, 10, 3]
 
 
+def test_a_loss_given_as_a_tensor_is_kept_as_a_number(monitor):
+    network = conv_net()
+    monitor.check(network, 1, loss=network(monitor.x).mean(), accuracy=torch.tensor(0.5), rate=torch.tensor(0.1))
+    reading = monitor.readings[-1]
+    assert all(type(reading[name]) is float for name in ("loss", "loss_ratio", "accuracy", "rate"))
+
+
 def test_an_accuracy_in_percent_is_refused(monitor):
     with pytest.raises(ValueError, match="accuracy is 75; .* 0 to 1"):
         monitor.check(conv_net(), 1, accuracy=75.0)

@@ -1,11 +1,13 @@
 """Two ranks train as one process with the same batch, stop together, and continue as one another."""
 
+import importlib
 import json
 import os
 import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,10 +17,12 @@ import torch.multiprocessing as mp
 from elle.config import load_config
 from elle.core.losses import CrossEntropy
 from elle.data.registry import load_dataset
+from elle.data.sources import ImageSet, Split
 from elle.engine import checkpoint, outcome
 from elle.engine.loop import train
 from elle.engine.ranks import ALONE, LOST, Ranks, _contact
 from elle.engine.run_files import FINAL
+from elle.engine.same_images import check_alike
 from elle.engine.step import RECORDED, Step
 from elle.engine.trained import load_run
 from elle.errors import InputError, WorkError
@@ -124,9 +128,34 @@ def worker(rank, folder):
     Ranks(rank, 2).average(said["average"])
     said["evaluated"] = evaluated((rank, 2), Ranks(rank, 2).exchanged)
     said["done"], said["final"] = cut_in_their_final_evaluation(rank, folder)
+    said["heard"] = signalled_while_waiting(rank, folder)
     said["refused"] = refusal(configuration(f"{folder}/odd", "fgsm", "batch=49"))
     torch.save(said, f"{folder}/rank-{rank}.pt")
     dist.destroy_process_group()
+
+
+def signalled_while_waiting(rank, folder):
+    """Whether the second rank hears a signal before the first one comes to what it waits for."""
+    control, heard = dist.new_group(), Path(folder, "heard")
+    if rank == 0:
+        deadline = time.monotonic() + 60
+        while not heard.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    else:
+        before = signal.signal(signal.SIGALRM, lambda *_: interrupt())
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(InterruptedError):
+            Ranks(rank, 2, control=control).exchanged(None)
+        signal.signal(signal.SIGALRM, before)
+        heard.touch()
+        return True
+    in_time = heard.exists()
+    dist.barrier(group=control)  # the second rank's message is still under way
+    return in_time
+
+
+def interrupt():
+    raise InterruptedError
 
 
 def refusal(config):
@@ -269,7 +298,31 @@ def test_a_run_of_two_ranks_continues_on_one(two, method):
 def test_a_signal_to_one_rank_stops_both_at_the_same_step(two):
     said = [torch.load(two / f"rank-{rank}.pt")["signal"] for rank in range(2)]
     assert said[0] == said[1]
-    assert said[0].startswith(f"stopped by SIGTERM at step 8 of {STEPS}; everything is saved")
+    # Not by `elle train` alone, which would be one process: these were started otherwise.
+    saved = "everything is saved; continue with the same command and --resume"
+    assert said[0] == f"stopped by SIGTERM at step 8 of {STEPS}; {saved}"
+
+
+def test_a_rank_that_waits_for_another_hears_a_signal(two):
+    assert torch.load(two / "rank-0.pt")["heard"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda train: Split(train.x[1:], train.y[1:]),
+            "rank 1 has 1296 training and 500 test images, and rank 0 1297",
+        ),
+        (lambda train: Split(train.x, train.y[::-1].copy()), "rank 1 has other classes or labels than rank 0"),
+    ],
+)
+def test_ranks_with_other_images_than_the_first_are_refused(change, message):
+    digits, known = load_dataset("digits", None), []
+    ranks = SimpleNamespace(exchanged=lambda mine: known.append(mine) or known)
+    check_alike(digits, ranks)
+    with pytest.raises(InputError, match=message):
+        check_alike(ImageSet(change(digits.train), digits.test, digits.classes), ranks)
 
 
 def test_a_loss_that_is_nan_on_one_rank_stops_both(two):
@@ -349,6 +402,10 @@ def test_a_lost_rank_is_told_in_the_first_sentence_of_what_was_heard(message, sa
         ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE=two, which no process can be"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 and WORLD_SIZE=2"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2 but no MASTER_ADDR; start the job with torchrun"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "http"},
+            "the ranks cannot meet at MASTER_ADDR=127.0.0.1, MASTER_PORT=http: ",
+        ),
     ],
 )
 def test_half_an_announcement_of_a_job_is_refused_in_a_line(said, message, monkeypatch, tmp_path):
@@ -359,3 +416,21 @@ def test_half_an_announcement_of_a_job_is_refused_in_a_line(said, message, monke
     with pytest.raises(InputError, match=message):
         train(load_config([*QUICK, "max_steps=1", f"out={tmp_path / 'run'}"]))
     assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_ends_a_rank_that_waits_for_others_which_never_come(monkeypatch, tmp_path):
+    """The waiting is a library's, from which no handler of Python's is called."""
+    announced = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in announced.items():
+        monkeypatch.setenv(name, value)
+    handlers = [signal.getsignal(signal.SIGINT)]
+
+    def meeting(*_, **known):
+        handlers.append(signal.getsignal(signal.SIGINT))
+        raise RuntimeError("nobody is here")
+
+    monkeypatch.setattr(importlib.import_module("torch.distributed.rendezvous"), "rendezvous", meeting)
+    with pytest.raises(InputError, match="cannot meet at .*: nobody is here"):
+        train(load_config([*QUICK, f"out={tmp_path / 'run'}"]))
+    assert handlers[1] is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is handlers[0]

@@ -1,5 +1,7 @@
 """Tuning lambda: which values are tried, what is held against a run, and which value is chosen."""
 
+import logging
+
 import pytest
 
 from elle.config import load_config
@@ -112,6 +114,18 @@ def test_workers_share_what_they_have_found_in_one_database(tmp_path):
     assert all(10 <= trial.weight <= 1000 for trial in both)
     assert {trial.verdict for trial in both if trial.weight < 50} <= {"collapsed"}
     assert (tmp_path / "tune.db").exists()
+
+
+def test_a_search_that_ends_in_an_error_shows_no_traceback(tmp_path, caplog, monkeypatch):
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(logging.getLogger("optuna"), "propagate", True)
+
+    def no_data(config):
+        raise InputError("no CIFAR-10 found")
+
+    with pytest.raises(InputError, match="no CIFAR-10 found"):
+        optuna_search(digits(10.0, 1000.0), 1, tmp_path, no_data, trials=1)
+    assert caplog.text == ""
 
 
 def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch):

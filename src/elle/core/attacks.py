@@ -11,13 +11,15 @@ import math
 import numbers
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 Model = Callable[[Tensor], Tensor]
+AnyModel = TypeVar("AnyModel", bound=Model)
 
 Norm = Literal["linf", "l2"]
 
@@ -67,7 +69,7 @@ class SignStep:
 
         The steps start at `begin` where it is given, otherwise at a `first_point` drawn now.
         """
-        x = x.detach()
+        x, model = x.detach(), unwrapped(model)
         with in_eval_mode(model) if self.eval_mode else contextlib.nullcontext():
             target = _probabilities(model, x) if self.objective == "kl" else y
             if self.agree > 1:
@@ -234,6 +236,14 @@ def _gradient(model: Model, x: Tensor, target: Tensor) -> Tensor:
             loss = F.kl_div(F.log_softmax(logits, 1), target, reduction="sum")
         (gradient,) = torch.autograd.grad(loss * _SCALE, x)
     return gradient.nan_to_num()
+
+
+def unwrapped(model: AnyModel) -> AnyModel:
+    """The network in DistributedDataParallel: what an attack passes through it is no business of the other ranks.
+
+    The wrapper would take an attack's backward for the step's, and wait for ranks that may not be attacking.
+    """
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def differentiable() -> contextlib.AbstractContextManager[object]:

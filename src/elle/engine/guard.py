@@ -125,7 +125,7 @@ class Guard:
             return True
         self._roll_back(self.tensors, seconds, run.step.method)
         run.save()
-        go_on = f"continue with: elle train --out {run.directory} --resume on_collapse=rollback"
+        go_on = run.how_to_continue("--resume on_collapse=rollback")
         raise WorkError(
             f"stopped{f' after {self.rollbacks} rollbacks' if spent else ''}: {verdict}; the run is back at its last "
             f"healthy state, step {run.done}, and saved; {'start again with method=elle-a' if spent else go_on}"

@@ -235,10 +235,7 @@ class Run:
             if self.done == 0 or self.ranks.count > 1:
                 raise  # saving is for all ranks together, and the others know nothing of this
             self._keep()
-            raise WorkError(
-                f"{problem}; the run is saved at step {self.done}; "
-                f"continue with: elle train --out {self.directory} --resume"
-            ) from None
+            raise WorkError(f"{problem}; the run is saved at step {self.done}; {self.how_to_continue()}") from None
 
     def _record(self, epoch: int, rows: Tensor) -> None:
         """Write down an epoch, and a checkpoint where the epoch is whole."""
@@ -290,9 +287,14 @@ class Run:
         self._keep()
         raise stopped_by(
             signal_name,
-            f" at step {self.done} of {self.last_step}; everything is saved; "
-            f"continue with: elle train --out {self.directory} --resume",
+            f" at step {self.done} of {self.last_step}; everything is saved; {self.how_to_continue()}",
         )
+
+    def how_to_continue(self, words: str = "--resume") -> str:
+        """The command that goes on; what has started this process among others is known to the user alone."""
+        if self.ranks.count > self.config.devices:
+            return f"continue with the same command and {words}"
+        return f"continue with: elle train --out {self.directory} {words}"
 
     def model_header(self) -> dict[str, Any]:
         config, shape = self.config, self.images.test.x.shape

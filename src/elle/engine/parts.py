@@ -20,6 +20,7 @@ from elle.engine.batches import Batches
 from elle.engine.batchnorm import synchronise
 from elle.engine.ranks import Ranks
 from elle.engine.runtime import Precision, prepare_device
+from elle.engine.same_images import check_alike
 from elle.engine.step import Step
 from elle.errors import InputError
 from elle.methods import Method, configured
@@ -53,6 +54,7 @@ def build_parts(config: Config, device: torch.device, precision: Precision, rank
     )
     workers = _own_workers(config.workers, ranks)
     images = load_dataset(config.data, config.root, image_size=config.image_size, workers=workers)
+    check_alike(images, ranks)
     config = config.model_copy(update=filled_in(images, config.model_dump()))
     prepare_device(device, precision)
     torch.manual_seed(config.seed)

@@ -99,6 +99,10 @@ class CollapseMonitor(Monitor):
         `loss` and `accuracy` (at the training attack's points, since the last check) and the learning `rate` are
         optional: with them robust overfitting is told too, and a collapse under a noisy training attack more surely.
         """
+        # A tensor becomes a number: it would keep its graph, and the step's activations, as long as the monitor lives.
+        loss, accuracy, rate = (
+            value.item() if isinstance(value, Tensor) else value for value in (loss, accuracy, rate)
+        )
         if accuracy is not None and not 0 <= accuracy <= 1:
             raise ValueError(f"accuracy is {accuracy:g}; give the share of images that are answered right, 0 to 1")
         seen = self.look(model)

@@ -7,6 +7,8 @@ import gc
 import os
 import re
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -123,6 +125,11 @@ class Ranks:
             return [value]
         values: list[Any] = [None] * self.count
         with _contact():
+            # Some come minutes before the others: they wait in Python, which hears a signal, as a message does not.
+            ready = dist.barrier(group=self.control, async_op=True)
+            while not ready.is_completed():
+                time.sleep(0.01)
+            ready.wait()
             dist.all_gather_object(values, value, group=self.control)
         return values
 
@@ -158,6 +165,12 @@ def check_launched(devices: int) -> None:
             f"devices={devices}: `elle train` starts so many processes; start any other program with "
             f"torchrun --nproc-per-node={devices}, or set devices=1"
         )
+
+
+def check_not_launched() -> None:
+    """Refuse to evaluate in each of torchrun's processes, which would get in one another's way."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and ranks_announced() > 1:
+        raise InputError("elle evaluate uses several GPUs by itself; start it without torchrun, with --devices 0,1")
 
 
 def restarts() -> int:
@@ -205,19 +218,37 @@ def _meet(device: torch.device, one_machine: bool) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise InputError(f"the environment has WORLD_SIZE={os.environ['WORLD_SIZE']} but no {name}; {_REMEDY}")
-    store, rank, count = next(rendezvous("env://", timeout=START_TIMEOUT))
-    if one_machine:
-        # torchrun keeps its store over restarts, with the addresses of the dead in it. Several machines may count
-        # their restarts differently, so there the store is left as it is (docs/scaling.md).
-        store = dist.PrefixStore(f"restart-{restarts()}", store)  # type: ignore[attr-defined]
-    store.set(f"rank-{rank}", "here")
-    store.wait([f"rank-{one}" for one in range(count)], START_TIMEOUT)  # some start faster
+    place = f"MASTER_ADDR={os.environ['MASTER_ADDR']}, MASTER_PORT={os.environ['MASTER_PORT']}"
+    with _ended_by_ctrl_c():
+        try:
+            store, rank, count = next(rendezvous("env://", timeout=START_TIMEOUT))
+        except (RuntimeError, ValueError) as problem:  # a port that is taken, or none at all
+            raise InputError(f"the ranks cannot meet at {place}: {_said_in(problem)}") from None
+        if one_machine:
+            # torchrun keeps its store over restarts, with the addresses of the dead in it. Several machines may count
+            # their restarts differently, so there the store is left as it is (docs/scaling.md).
+            store = dist.PrefixStore(f"restart-{restarts()}", store)  # type: ignore[attr-defined]
+        store.set(f"rank-{rank}", "here")
+        store.wait([f"rank-{one}" for one in range(count)], START_TIMEOUT)  # some start faster
     known: dict[str, Any] = {"store": store, "rank": rank, "world_size": count, "timeout": STEP_TIMEOUT}
     if device.type == "cuda":
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device, **known)
     else:
         dist.init_process_group("gloo", **known)
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Ctrl-C ends the process itself while it waits in a library, which would not return to Python to hear of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may install handlers
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
@@ -232,7 +263,7 @@ def _contact() -> Iterator[None]:
         ) from None
 
 
-def _said_in(problem: RuntimeError) -> str:
+def _said_in(problem: Exception) -> str:
     """The first sentence of a library's message, without the place in its source that it begins with."""
     first = (str(problem).splitlines() or ["no reason given"])[0]
     return re.sub(r"^\[[^\]]*/[^\]]*\] *", "", first).partition(". ")[0][:160]

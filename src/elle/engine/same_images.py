@@ -1,12 +1,14 @@
-"""Whether the images of now are those that a run was trained on: by the names of the classes and by their number."""
+"""Whether images are those of a run, or of its other ranks: by the names of the classes and by their number."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from elle.data.sources import ImageSet
+from elle.engine.ranks import Ranks
 from elle.errors import InputError
 
 
@@ -37,6 +39,17 @@ def check_test_images(path: Path, network: Mapping[str, Any], images: ImageSet, 
             f"the folder held {sum(before)} images when {path} was trained and holds {sum(count_images(images))} now: "
             f"its test images are others, most of them trained on; put it back, or name another with --root"
         )
+
+
+def check_alike(images: ImageSet, ranks: Ranks) -> None:
+    """Refuse ranks whose folders differ: the one order that all draw would mean other images on each."""
+    labels = hashlib.sha256(images.train.y.tobytes() + images.test.y.tobytes()).hexdigest()
+    known = ranks.exchanged((count_images(images), images.classes, labels))
+    for rank, one in enumerate(known):
+        if one != known[0]:
+            there, here = _counted(one[0]), _counted(known[0][0])
+            what = f"{there}, and rank 0 {here}" if there != here else "other classes or labels than rank 0"
+            raise InputError(f"rank {rank} has {what}; every rank needs the very same data")
 
 
 def _check_classes(path: Path, network: Mapping[str, Any], images: ImageSet) -> None:

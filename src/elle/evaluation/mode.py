@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from elle.core.attacks import differentiable as differentiable
+from elle.core.attacks import unwrapped as unwrapped
 from elle.models.batch_norm import fusing
 
 
@@ -26,7 +27,10 @@ def evaluation_mode(model: nn.Module, seed: int, device: torch.device) -> Iterat
         cudnn.benchmark, cudnn.deterministic = False, True
         model.eval()
         try:
-            with fusing(model, False):  # what counts is torch's own; a search may ask for it
+            with (
+                fusing(model, False),
+                _apart_from_other_ranks(model),
+            ):  # what counts is torch's own; a search may ask for it
                 yield
         finally:
             cudnn.benchmark, cudnn.deterministic = kept
@@ -34,9 +38,18 @@ def evaluation_mode(model: nn.Module, seed: int, device: torch.device) -> Iterat
                 module.training = training
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The network in DistributedDataParallel, whose own forward waits for ranks that may not be evaluating."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+@contextlib.contextmanager
+def _apart_from_other_ranks(model: nn.Module) -> Iterator[None]:
+    """DistributedDataParallel inside the network, as in torch.compile, waits for no ranks: they may not evaluate."""
+    inside = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    kept = [(module.require_forward_param_sync, module.require_backward_grad_sync) for module in inside]
+    try:
+        for module in inside:
+            module.require_forward_param_sync = module.require_backward_grad_sync = False
+        yield
+    finally:
+        for module, (forward, backward) in zip(inside, kept, strict=True):
+            module.require_forward_param_sync, module.require_backward_grad_sync = forward, backward
 
 
 @contextlib.contextmanager

@@ -136,7 +136,7 @@ def optuna_search(
         import optuna
     except ImportError:
         raise InputError("this search needs Optuna; pip install 'elle-at[tune]', or leave --search out") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # a warning is a traceback of what is told in one line anyway
     # A study an exact setting: workers that tune the same one share it, others do not disturb it.
     try:
         out.mkdir(parents=True, exist_ok=True)
