@@ -27,10 +27,8 @@ def evaluation_mode(model: nn.Module, seed: int, device: torch.device) -> Iterat
         cudnn.benchmark, cudnn.deterministic = False, True
         model.eval()
         try:
-            with (
-                fusing(model, False),
-                _apart_from_other_ranks(model),
-            ):  # what counts is torch's own; a search may ask for it
+            # What counts is torch's own BatchNorm; a search may ask for the fused one.
+            with fusing(model, False), _apart_from_other_ranks(model):
                 yield
         finally:
             cudnn.benchmark, cudnn.deterministic = kept
