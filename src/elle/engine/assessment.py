@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
@@ -24,6 +23,7 @@ import torch
 from elle.config import format_radius
 from elle.engine.checkpoint import RunLock
 from elle.engine.runtime import pick_device, stopped_at_once
+from elle.engine.signals import handling
 from elle.engine.subject import Source, Subject, load_subject
 from elle.errors import InputError, WorkError
 from elle.evaluation.evaluate import device_name, record_of
@@ -167,7 +167,8 @@ def _run(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(len(devices), mp_context=context) as pool:
         try:
-            with _born_deaf():
+            # They are born ignoring Ctrl-C, which reaches a whole group of processes: the parent decides.
+            with handling(signal.SIG_IGN, signal.SIGINT):
                 running = {
                     pool.submit(_share, job, parts, name, list(chunks[k :: len(devices)]), os.getpid())
                     for k, name in enumerate(devices)
@@ -185,19 +186,6 @@ def _run(
             for process in list(pool._processes.values()):
                 process.kill()  # at once: units are atomic
             raise
-
-
-@contextlib.contextmanager
-def _born_deaf() -> Iterator[None]:
-    """Processes started here ignore Ctrl-C, which reaches a whole group of them: the parent decides."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _share(job: Job, parts: Path, device: str, chunks: list[int], parent: int) -> None:

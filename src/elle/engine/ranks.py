@@ -7,7 +7,6 @@ import gc
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from elle.engine.signals import handling
 from elle.errors import InputError, WorkError
 
 Value = TypeVar("Value")
@@ -219,7 +219,8 @@ def _meet(device: torch.device, one_machine: bool) -> None:
         if name not in os.environ:
             raise InputError(f"the environment has WORLD_SIZE={os.environ['WORLD_SIZE']} but no {name}; {_REMEDY}")
     place = f"MASTER_ADDR={os.environ['MASTER_ADDR']}, MASTER_PORT={os.environ['MASTER_PORT']}"
-    with _ended_by_ctrl_c():
+    # Ctrl-C ends the process itself: it waits in a library, which would not return to Python to hear of it.
+    with handling(signal.SIG_DFL, signal.SIGINT):
         try:
             store, rank, count = next(rendezvous("env://", timeout=START_TIMEOUT))
         except (RuntimeError, ValueError) as problem:  # a port that is taken, or none at all
@@ -236,19 +237,6 @@ def _meet(device: torch.device, one_machine: bool) -> None:
         dist.init_process_group("nccl", device_id=device, **known)
     else:
         dist.init_process_group("gloo", **known)
-
-
-@contextlib.contextmanager
-def _ended_by_ctrl_c() -> Iterator[None]:
-    """Ctrl-C ends the process itself while it waits in a library, which would not return to Python to hear of it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may install handlers
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Literal
@@ -12,10 +11,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from elle.engine.signals import handling
 from elle.errors import InputError, stopped_by
 from elle.evaluation.capture import CannotCapture, Captured
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 AUTOCAST: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -94,15 +95,8 @@ def stop_signals(insistent: bool = True) -> Iterator[Callable[[], str | None]]:
             raise KeyboardInterrupt
         received.append(signal.Signals(number).name)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None  # only the main thread may install handlers
-        return
-    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handling(remember, *_STOPS):
         yield lambda: received[0] if received else None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Stopped(BaseException):
@@ -114,18 +108,12 @@ def stopped_at_once(saved: Callable[[], str]) -> Iterator[None]:
     """SIGINT and SIGTERM end work that keeps its parts as it goes; `saved` tells what is kept, and how to go on."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        for one in before:
+        for one in _STOPS:
             signal.signal(one, signal.SIG_IGN)  # it may come twice, from the terminal and from the launcher
         raise _Stopped(signal.Signals(number).name)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may install handlers
-        return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    except _Stopped as stopped:
-        raise stopped_by(str(stopped), saved()) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handling(stop, *_STOPS):
+        try:
+            yield
+        except _Stopped as stopped:
+            raise stopped_by(str(stopped), saved()) from None
