@@ -138,7 +138,7 @@ def _peak_bytes(step: Step, setting: Setting) -> int:
     """The most that a step takes beyond the network, its momentum and the images; of the step as it is, not a graph."""
     index = torch.arange(setting.images, device=setting.device)
     step(index, penalty=setting.penalty)
-    step.optimizer.zero_grad(set_to_none=True)
+    step.optimizer.zero_grad()
     if setting.device.type == "cuda":
         before = torch.cuda.memory_allocated(setting.device)
         torch.cuda.reset_peak_memory_stats(setting.device)

@@ -25,6 +25,7 @@ from elle.engine.half_weights import half_weights
 from elle.engine.ranks import ALONE, Ranks
 from elle.engine.recomputing import blocks_to_recompute, recomputed
 from elle.engine.runtime import Precision, autocast
+from elle.engine.sgd import SGD
 from elle.methods import Method
 from elle.models.batch_norm import use_fused
 
@@ -75,13 +76,7 @@ class Step:
         decayed = [one for one in model.parameters() if decay_norm or one.dim() > 1]
         spared = [one for one in model.parameters() if not decay_norm and one.dim() <= 1]
         groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.SGD(
-            [group for group in groups if group["params"]], lr=self.lr, momentum=momentum, fused=True
-        )
-        if momentum:
-            for parameter in model.parameters():
-                # From the start, so that a first step skipped for an overflow leaves no uninitialised buffer.
-                self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        self.optimizer = SGD(groups, self.lr, momentum)
         self.scaler = torch.amp.GradScaler(
             device.type, init_scale=_LOSS_SCALE, growth_interval=2**31 - 1, enabled=precision == "fp16"
         )
@@ -122,7 +117,7 @@ class Step:
         x = self._replayed(x)
         if self.device.type == "cuda":
             x = x.contiguous(memory_format=torch.channels_last)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         row = (self._gradient if self.accumulate == 1 else self._accumulated)(x, y, draws, penalty)
         # The one message of the step: gradients, BatchNorm's running statistics and what is written down.
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
@@ -268,7 +263,7 @@ class Step:
     def _update(self) -> None:
         parameters = list(self.model.parameters())
         before = flattened(parameters) if self.method.subspace is not None else None
-        self.scaler.step(self.optimizer)
+        self.scaler.step(self.optimizer)  # type: ignore[arg-type]  # of an Optimizer it uses what ours has
         self.scaler.update()
         if self.method.subspace is not None and before is not None:
             self.method.subspace.project(self.kept, parameters, before)

@@ -1,0 +1,65 @@
+"""The update is torch's, and training starts without waiting for torch's compiler."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from elle.engine.sgd import SGD
+
+
+def parameters():
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(4))]
+
+
+def groups(of):
+    return [{"params": of[:1], "weight_decay": 0.1}, {"params": of[1:], "weight_decay": 0.0}]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_it_is_torchs_update_bit_for_bit(momentum):
+    ours, theirs = parameters(), parameters()
+    lr = torch.tensor(0.3)
+    updates = SGD(groups(ours), lr, momentum), torch.optim.SGD(groups(theirs), lr=lr, momentum=momentum, fused=True)
+    for step in range(4):
+        lr.fill_(0.3 / (step + 1))
+        for found, update in zip((ours, theirs), updates, strict=True):
+            update.zero_grad()
+            assert all(one.grad is None for one in found)
+            sum(((one - step) ** 3).sum() for one in found[: 1 + step % 2]).backward()  # the second has none at times
+            update.step()
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_scaler_has_its_scaling_undone_and_overflows_left_out():
+    ours, theirs = parameters(), parameters()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    update = SGD(groups(ours), torch.tensor(0.3), 0.9)
+    expected = torch.optim.SGD(groups(theirs), lr=0.3, momentum=0.9)
+    for step in range(3):
+        loss = sum((one**2).sum() for one in ours)
+        update.zero_grad()
+        scaler.scale(loss * (float("inf") if step == 0 else 1.0)).backward()
+        scaler.step(update)
+        scaler.update()
+        if step > 0:
+            expected.zero_grad()
+            sum((one**2).sum() for one in theirs).backward()
+            expected.step()
+    torch.testing.assert_close(ours, theirs)
+    assert scaler.get_scale() == 512.0
+
+
+def test_training_does_not_import_torchs_compiler(tmp_path):
+    code = f"""
+import sys
+from elle.config import load_config
+from elle.engine.loop import train
+train(load_config(["data=mnist5k", "method=elle-a", "max_steps=2", "final=clean", "device=cpu", "out={tmp_path}/run"]))
+print("torch._dynamo" in sys.modules)
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines()[-1] == "False"
