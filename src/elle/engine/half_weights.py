@@ -7,7 +7,8 @@ layer, most of which take longer to start than to run.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,21 +22,41 @@ LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 class _Copies(torch.autograd.Function):
-    """Copies of `weights` in float16; their gradients come back in float32."""
+    """Copies of `weights` for each of `chains` chains of passes, the first `lowered` of them in float16.
+
+    Their gradients come back in float32, added up over the chains.
+    """
 
     @staticmethod
-    def forward(ctx: Any, beside: Beside, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, beside: Beside, chains: int, lowered: int, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.beside = beside
-        return tuple(_converted(weights, torch.float16))
+        ctx.beside, ctx.chains, ctx.lowered = beside, chains, lowered
+        copies = [*_converted(weights[:lowered], torch.float16), *weights[lowered:]]
+        return tuple(one.data for _ in range(chains) for one in copies)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.beside.finish()
-        found = [gradient for gradient in gradients if gradient is not None]
-        wide = iter(_converted(found, torch.float32))
-        return None, *(None if gradient is None else next(wide) for gradient in gradients)
+        count = len(gradients) // ctx.chains
+        of_chains = [gradients[start : start + count] for start in range(0, len(gradients), count)]
+        half = _added([chain[: ctx.lowered] for chain in of_chains])
+        wide = iter(_converted([one for one in half if one is not None], torch.float32))
+        whole = _added([chain[ctx.lowered :] for chain in of_chains])
+        return None, None, None, *(None if one is None else next(wide) for one in half), *whole
+
+
+def _added(chains: list[tuple[Tensor | None, ...]]) -> list[Tensor | None]:
+    """The sums of what the chains have, all by one launch where there are two; a chain may lack some."""
+    total = list(chains[0])
+    for chain in chains[1:]:
+        both = [(one, other) for one, other in zip(total, chain, strict=True) if one is not None and other is not None]
+        sums = iter(torch._foreach_add(*map(list, zip(*both, strict=True))) if both else ())
+        total = [
+            next(sums) if one is not None and other is not None else (other if one is None else one)
+            for one, other in zip(total, chain, strict=True)
+        ]
+    return total
 
 
 def _converted(tensors: Any, dtype: torch.dtype) -> list[Tensor]:
@@ -46,30 +67,47 @@ def _converted(tensors: Any, dtype: torch.dtype) -> list[Tensor]:
 
 
 @contextlib.contextmanager
-def half_weights(model: nn.Module) -> Iterator[None]:
+def half_weights(model: nn.Module, chains: int = 1) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Within it convolutions and linear layers see copies of their weights in float16.
 
-    The parameters stay what they are, and gradients reach them: attributes of the layers' own hide them.
+    The parameters stay what they are, and gradients reach them: attributes of the layers' own hide them. Of two chains
+    of passes whose backwards run beside each other, the second is to run within what this yields, and has copies of
+    its own of all parameters: adding up one gradient after the other would have the chains wait for each other. Weight
+    gradients on a stream of their own are for one chain alone; a third beside two keeps both waiting.
     """
-    hidden = [
-        (layer, name, parameter)
-        for layer in model.modules()
-        if type(layer) in LAYERS
-        for name, parameter in layer._parameters.items()
-        if parameter is not None and parameter.dtype is torch.float32
-    ]
+    found: list[tuple[nn.Module, str, Any]]
+    found = [(layer, *one) for layer in model.modules() for one in layer._parameters.items() if one[1] is not None]
+    hidden = [one for one in found if type(one[0]) in LAYERS and one[2].dtype is torch.float32]
+    lowered = len(hidden)
+    if chains > 1:
+        hidden += [one for one in found if type(one[0]) not in LAYERS]
     if not hidden:
-        yield
+        yield contextlib.nullcontext
         return
-    beside = Beside(hidden[0][2].device)
-    copies = _Copies.apply(beside, *(parameter for _, _, parameter in hidden))  # type: ignore[no-untyped-call]
-    shown: list[tuple[nn.Module, str, Any]]
-    shown = [(layer, name, copy) for (layer, name, _), copy in zip(hidden, copies, strict=True)]
-    shown += [(layer, "_conv_forward", beside.convolution(layer)) for layer, _, _ in hidden if suits(layer)]
-    for layer, name, value in shown:
-        layer.__dict__[name] = value
+    beside = Beside(hidden[0][2].device, wanted=chains == 1)
+    weights = [parameter for _, _, parameter in hidden]
+    copies = _Copies.apply(beside, chains, lowered, *weights)  # type: ignore[no-untyped-call]
+
+    def show(chain: int) -> None:
+        for k, (layer, name, _) in enumerate(hidden):
+            layer.__dict__[name] = copies[chain * len(hidden) + k]
+
+    @contextlib.contextmanager
+    def second() -> Iterator[None]:
+        show(1)
+        try:
+            yield
+        finally:
+            show(0)
+
+    show(0)
+    replaced = [layer for layer, _, _ in hidden if suits(layer)]
+    for convolution in replaced:
+        convolution.__dict__["_conv_forward"] = beside.convolution(convolution)
     try:
-        yield
+        yield second if chains > 1 else contextlib.nullcontext
     finally:
-        for layer, name, _ in shown:
+        for convolution in replaced:
+            del convolution.__dict__["_conv_forward"]
+        for layer, name, _ in hidden:
             del layer.__dict__[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
@@ -131,7 +131,8 @@ class Step:
 
     def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
-        with draws.part(0, len(y)), self._passes():
+        chains = 2 if self.apart is not None and penalty == "trained" else 1
+        with draws.part(0, len(y)), self._passes(chains) as second:
             if self.apart is not None:
                 self.apart.begin()
             loss, logits, x_adv = self._loss(x, y, self.kept.get("delta"))
@@ -139,7 +140,8 @@ class Step:
             if self.blocks or penalty != "trained":
                 # Now, so that what the loss has kept is given back before the penalty needs room.
                 self._backward(terms.pop())
-            error = self._error(x, y, x_adv, logits, penalty)
+            with second():
+                error = self._error(x, y, x_adv, logits, penalty)
             seen, weight, threshold = self._weigh(error, penalty)
             if error is not None and penalty == "trained":
                 terms.append(weight * error)
@@ -207,25 +209,28 @@ class Step:
             and method.regulariser is not None
             and method.regulariser.form != "2p"
             and not method.double_backpropagation
-            and self.precision in ("fp16", "fp32")
+            and self.precision == "fp16"
             and self.accumulate == 1
             and not self.blocks
             and apart.suits(self.model)
         )
 
     @contextlib.contextmanager
-    def _passes(self) -> Iterator[None]:
-        """Around all passes through the network: their precision, and what a gradient of a gradient needs."""
+    def _passes(self, chains: int = 1) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
+        """Around all passes through the network: their precision, and what a gradient of a gradient needs.
+
+        The passes of a second chain are to be within what this yields.
+        """
         twice = self.method.double_backpropagation
         # Not of blocks that are computed anew, which is done outside of this; nor in steps that differentiate twice,
         # where each pass makes its own, so that their gradients are added up in float32.
         lowered = self.precision == "fp16" and not self.blocks and not twice
         with (
             autocast(self.device, self.precision),
-            half_weights(self.model) if lowered else contextlib.nullcontext(),
+            half_weights(self.model, chains) if lowered else contextlib.nullcontext(contextlib.nullcontext) as second,
             twice_differentiable() if twice else contextlib.nullcontext(),
         ):
-            yield
+            yield second
 
     def _backward(self, total: Tensor, keep: bool = False) -> None:
         with torch.autocast(self.device.type, enabled=False):

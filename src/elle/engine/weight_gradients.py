@@ -26,12 +26,11 @@ Settings = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 
 
 class Beside:
-    """Work beside a device's current stream, within one step; on a CPU it is simply done."""
+    """Work beside a device's current stream, within one step; on a CPU, or unless wanted, it is simply done."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.side = _side(device) if device.type == "cuda" else None
-        self.under_way: dict[Any, deque[tuple[Any, tuple[Tensor, ...]]]] = {}
-        """By the stream that they come from, which alone can use the memory of what is read for something else."""
+    def __init__(self, device: torch.device, wanted: bool = True) -> None:
+        self.side = _side(device) if wanted and device.type == "cuda" else None
+        self.under_way: deque[tuple[Any, tuple[Tensor, ...]]] = deque()
         self.found: dict[int, Tensor] = {}
         """The gradient of each weight that has one, by its place in memory."""
 
@@ -40,9 +39,8 @@ class Beside:
         if self.side is None:
             return work()
         current = torch.cuda.current_stream()
-        under_way = self.under_way.setdefault(current, deque())
-        while len(under_way) >= BEHIND:
-            current.wait_event(under_way.popleft()[0])
+        while len(self.under_way) >= BEHIND:
+            current.wait_event(self.under_way.popleft()[0])
         self.side.wait_stream(current)
         with torch.cuda.stream(self.side):
             gradient = work()
@@ -51,14 +49,13 @@ class Beside:
                 first += gradient
             done = self.side.record_event()
         # What is read would be given away once the current stream has no use for it.
-        under_way.append((done, (*read, gradient)))
+        self.under_way.append((done, (*read, gradient)))
         return gradient if first is gradient else None
 
     def finish(self) -> None:
         """Have the current stream wait for all that is under way."""
-        for under_way in self.under_way.values():
-            while under_way:
-                torch.cuda.current_stream().wait_event(under_way.popleft()[0])
+        while self.under_way:
+            torch.cuda.current_stream().wait_event(self.under_way.popleft()[0])
         self.found.clear()
 
     def convolution(self, layer: nn.Conv2d) -> Callable[[Tensor, Tensor, None], Tensor]:
