@@ -1,6 +1,7 @@
 """The penalty's passes on a stream of their own: nothing is read before it is there, nor given away too early."""
 
 import contextlib
+import functools
 
 import pytest
 import torch
@@ -16,9 +17,10 @@ pytestmark = [
 STEPS = 8
 
 
-def trained(method, graph=True, **rest):
-    step = make_step(method, "fp16", steps=STEPS, **rest)
-    run = GraphedStep(step, 64, DEVICE) if graph else step
+def trained(method, graph=True, penalty="trained"):
+    step = make_step(method, "fp16", steps=STEPS)
+    once = functools.partial(step, penalty=penalty)
+    run = GraphedStep(once, 64, DEVICE) if graph else once
     for k in range(STEPS):
         run(torch.arange(64 * k, 64 * k + 64, device=DEVICE))
     state = {name: value.detach().clone().double() for name, value in step.model.state_dict().items()}
@@ -50,18 +52,23 @@ class Early(apart.Apart):
         torch.cuda._sleep(4_000_000)
 
 
-@pytest.mark.parametrize("method", ["elle", "elle-a", "n-fgsm+elle-a", "trades-single+elle"])
-def test_a_step_is_that_of_one_stream_whichever_chain_is_late(monkeypatch, method):
+# Not with an attack on a loss that is flat where it starts, as TRADES' is: rounding decides on its signs.
+@pytest.mark.parametrize(
+    ("method", "penalty"),
+    [("elle", "trained"), ("elle-a", "trained"), ("n-fgsm+elle-a", "trained"), ("gat+elle", "trained"),
+     ("elle", "measured")],
+)  # fmt: skip
+def test_a_step_is_that_of_one_stream_whichever_chain_is_late(monkeypatch, method, penalty):
     plain = apart.Apart
-    beside = trained(method)
+    beside = trained(method, penalty=penalty)
     assert beside[2]
-    others = [trained(method, graph=False)]
+    others = [trained(method, graph=False, penalty=penalty)]
     for kind in (Late, Early):
         monkeypatch.setattr(apart, "Apart", kind)
-        others.append(trained(method))
+        others.append(trained(method, penalty=penalty))
     monkeypatch.setattr(apart, "Apart", plain)
     monkeypatch.setattr(apart, "suits", lambda model: False)
-    alone = trained(method)
+    alone = trained(method, penalty=penalty)
     assert not alone[2]
     for found in (beside, *others):
         assert_alike(found, alone)
