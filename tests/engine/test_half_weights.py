@@ -121,3 +121,18 @@ def test_parameters_come_back_after_two_chains():
     assert all(a is b for a, b in zip(model.parameters(), own, strict=True))
     assert "_conv_forward" not in vars(model[0])
     assert model[0].weight is own[0]
+
+
+def test_gradients_come_in_the_type_that_a_weight_wants():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
+    x = torch.randn(5, 3).half()
+    with half_weights(model):
+        model(x).float().square().sum().backward()
+    plain = [one.grad for one in model.parameters()]
+    model.zero_grad()
+    model[0].weight.grad_dtype = torch.float16
+    with half_weights(model):
+        model(x).float().square().sum().backward()
+    assert [one.grad.dtype for one in model.parameters()] == [torch.float16, *3 * [torch.float32]]
+    assert all(torch.equal(one.grad.float(), other) for one, other in zip(model.parameters(), plain, strict=True))

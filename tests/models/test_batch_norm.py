@@ -272,7 +272,7 @@ def test_where_triton_cannot_launch_torch_stays_and_a_warning_says_why(monkeypat
     for name in ("zeros", "ones"):
         monkeypatch.setattr(torch, name, lambda *size, device=None: torch.empty(size))
     with pytest.warns(UserWarning, match=r"left to torch: .*\(Failed to find C compiler\.\)"):
-        assert not batch_norm._launchable.__wrapped__(torch.device("cuda"))
+        assert not batch_norm.launchable.__wrapped__(torch.device("cuda"))
 
 
 @pytest.mark.parametrize(("setting", "wanted"), [({}, True), ({"fused": "off"}, False)])

@@ -24,13 +24,14 @@ LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 class _Copies(torch.autograd.Function):
     """Copies of `weights` for each of `chains` chains of passes, the first `lowered` of them in float16.
 
-    Their gradients come back in float32, added up over the chains.
+    Their gradients come back in the type that the weights want, added up over the chains.
     """
 
     @staticmethod
     def forward(ctx: Any, beside: Beside, chains: int, lowered: int, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.beside, ctx.chains, ctx.lowered = beside, chains, lowered
+        ctx.wanted = [one.grad_dtype for one in weights[:lowered]]
         copies = [*_converted(weights[:lowered], torch.float16), *weights[lowered:]]
         return tuple(one.data for _ in range(chains) for one in copies)
 
@@ -41,9 +42,11 @@ class _Copies(torch.autograd.Function):
         count = len(gradients) // ctx.chains
         of_chains = [gradients[start : start + count] for start in range(0, len(gradients), count)]
         half = _added([chain[: ctx.lowered] for chain in of_chains])
-        wide = iter(_converted([one for one in half if one is not None], torch.float32))
+        converted = [k for k, one in enumerate(half) if one is not None and one.dtype is not ctx.wanted[k]]
+        for k, wide in zip(converted, _converted([half[k] for k in converted], torch.float32), strict=True):
+            half[k] = wide
         whole = _added([chain[ctx.lowered :] for chain in of_chains])
-        return None, None, None, *(None if one is None else next(wide) for one in half), *whole
+        return None, None, None, *half, *whole
 
 
 def _added(chains: list[tuple[Tensor | None, ...]]) -> list[Tensor | None]:
@@ -66,6 +69,20 @@ def _converted(tensors: Any, dtype: torch.dtype) -> list[Tensor]:
     return copies
 
 
+def _parameters(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    layers = list(model.modules())
+    return [(layer, name, one) for layer in layers for name, one in layer._parameters.items() if one is not None]
+
+
+def _lowered(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    return [one for one in _parameters(model) if type(one[0]) in LAYERS and one[2].dtype is torch.float32]
+
+
+def lowered_weights(model: nn.Module) -> list[nn.Parameter]:
+    """Those of which copies are made."""
+    return [parameter for _, _, parameter in _lowered(model)]
+
+
 @contextlib.contextmanager
 def half_weights(model: nn.Module, chains: int = 1) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Within it convolutions and linear layers see copies of their weights in float16.
@@ -75,12 +92,10 @@ def half_weights(model: nn.Module, chains: int = 1) -> Iterator[Callable[[], Abs
     its own of all parameters: adding up one gradient after the other would have the chains wait for each other. Weight
     gradients on a stream of their own are for one chain alone; a third beside two keeps both waiting.
     """
-    found: list[tuple[nn.Module, str, Any]]
-    found = [(layer, *one) for layer in model.modules() for one in layer._parameters.items() if one[1] is not None]
-    hidden = [one for one in found if type(one[0]) in LAYERS and one[2].dtype is torch.float32]
+    hidden = _lowered(model)
     lowered = len(hidden)
     if chains > 1:
-        hidden += [one for one in found if type(one[0]) not in LAYERS]
+        hidden += [one for one in _parameters(model) if type(one[0]) not in LAYERS]
     if not hidden:
         yield contextlib.nullcontext
         return

@@ -21,13 +21,13 @@ from elle.engine import apart
 from elle.engine.averaging import Average
 from elle.engine.batchnorm import running_statistics
 from elle.engine.draws import Draws
-from elle.engine.half_weights import half_weights
+from elle.engine.half_weights import half_weights, lowered_weights
 from elle.engine.ranks import ALONE, Ranks
 from elle.engine.recomputing import blocks_to_recompute, recomputed
 from elle.engine.runtime import Precision, autocast
 from elle.engine.sgd import SGD
 from elle.methods import Method
-from elle.models.batch_norm import use_fused
+from elle.models.batch_norm import launchable, use_fused
 
 RECORDED = ("loss", "accuracy", "error", "weight", "threshold")
 """What each step writes down: the loss and accuracy at its own adversarial points, and the penalty's state."""
@@ -64,7 +64,8 @@ class Step:
         ranks: Ranks = ALONE,
         accumulate: int = 1,
     ) -> None:
-        use_fused(model, fused == "auto")
+        self.fused = fused == "auto"
+        use_fused(model, self.fused)
         self.memory, self.model, self.data, self.precision = memory, model, data, precision
         self.ranks, self.accumulate = ranks, accumulate
         self.average = Average(model, average) if average else None
@@ -103,6 +104,7 @@ class Step:
         self.rule = method.weight.start(self.device) if method.weight is not None else {}
         self.blocks = blocks_to_recompute(self.model, method) if self.memory == "low" else []
         self.apart = apart.Apart(self.model) if self._may_run_apart() else None
+        self.optimizer.expect_half(lowered_weights(self.model) if self._may_update_by_half() else [])
 
     def begin_phase(self) -> None:
         """What starts anew with a phase of the run."""
@@ -208,12 +210,23 @@ class Step:
             self.device.type == "cuda"
             and method.regulariser is not None
             and method.regulariser.form != "2p"
-            and not method.double_backpropagation
-            and self.precision == "fp16"
+            and self._lowers()
             and self.accumulate == 1
-            and not self.blocks
             and apart.suits(self.model)
         )
+
+    def _lowers(self) -> bool:
+        """Whether a step makes half-precision copies of all weights at once.
+
+        Not of blocks that are computed anew, which is done outside of its passes; nor in steps that differentiate
+        twice, where each pass makes its own, so that their gradients are added up in float32.
+        """
+        return self.precision == "fp16" and not self.blocks and not self.method.double_backpropagation
+
+    def _may_update_by_half(self) -> bool:
+        """Whether the gradients may stay in float16 until the update: nothing is to be added to them before."""
+        alone = self.ranks.count == 1 and self.accumulate == 1
+        return self._lowers() and alone and self.fused and self.device.type == "cuda" and launchable(self.device)
 
     @contextlib.contextmanager
     def _passes(self, chains: int = 1) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
@@ -221,10 +234,7 @@ class Step:
 
         The passes of a second chain are to be within what this yields.
         """
-        twice = self.method.double_backpropagation
-        # Not of blocks that are computed anew, which is done outside of this; nor in steps that differentiate twice,
-        # where each pass makes its own, so that their gradients are added up in float32.
-        lowered = self.precision == "fp16" and not self.blocks and not twice
+        twice, lowered = self.method.double_backpropagation, self._lowers()
         with (
             autocast(self.device, self.precision),
             half_weights(self.model, chains) if lowered else contextlib.nullcontext(contextlib.nullcontext) as second,

@@ -45,8 +45,8 @@ def use_fused(model: nn.Module, wanted: bool = True) -> None:
     kernels = _kernels() if wanted else None
     for layer in model.modules():
         if isinstance(layer, BatchNorm):
-            device, there = layer.weight.device, kernels is not None and _launchable(layer.weight.device)
-            layer.arrivals = kernels.arrivals(layer.num_features, device) if kernels and there else None
+            device = layer.weight.device
+            layer.arrivals = kernels.arrivals(layer.num_features, device) if kernels and launchable(device) else None
 
 
 @contextlib.contextmanager
@@ -141,18 +141,18 @@ def _kernels() -> ModuleType | None:
 
 
 @functools.cache
-def _launchable(device: torch.device) -> bool:
-    """Whether a kernel runs there: Triton may be installed without the C compiler that it needs to launch one."""
-    if device.type != "cuda":
-        return True  # marked all the same; a GPU's tensors alone are given to the kernels
+def launchable(device: torch.device) -> bool:
+    """Whether Triton's kernels run there: it may be missing, or lack the C compiler that it needs to launch one."""
     kernels: Any = _kernels()
+    if kernels is None or device.type != "cuda":
+        return kernels is not None  # marked all the same; a GPU's tensors alone are given to the kernels
     x, channel = torch.zeros(1, 16, 1, 1, device=device), torch.ones(16, device=device)
     try:
         with torch.cuda.device(device):
             kernels.evaluated(x, channel, channel, channel, channel, 1e-5, relu=True)
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
-        warnings.warn(f"BatchNorm is left to torch: Triton is installed but cannot be used ({reason})", stacklevel=2)
+        warnings.warn(f"the work is left to torch: Triton is installed but cannot be used ({reason})", stacklevel=2)
         return False
     return True
 
