@@ -48,10 +48,11 @@ def takes(layer: nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
         suits(layer)
         and _on_gpu(x)
         and x.dim() == 4
+        and x.shape[1] == layer.in_channels
         and x.dtype in (torch.float16, torch.float32)
         and weight.dtype is torch.float16
         and x.shape[3] <= WIDEST
-        and 0 < x.numel()
+        and x.numel() > 0
         and x.numel() // x.shape[1] * layer.out_channels < 2**31
         and sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) < 2**31
         and _launchable(x.device)

@@ -41,15 +41,15 @@ def write_convolved(
     # Channels innermost, as in images with the channels last: nine values in a row are then read together.
     value = tl.arange(0, depth)
     channel, j, i = value % channels, (value // channels) % 3, value // (3 * channels)
+    output = tl.arange(0, columns)
+    known = (i < 3)[:, None] & (output < outputs)[None, :]
+    taps = _weights(weight, i[:, None], j[:, None], channel[:, None], output[None, :], known, weight_strides)
     around = n * of_image + h * of_row + w * of_column
     place = around[:, None] + ((i - 1) * of_row + (j - 1) * of_column + channel * of_channel)[None, :]
     tap_h, tap_w = h[:, None] + (i - 1)[None, :], w[:, None] + (j - 1)[None, :]
     inside = (tap_h >= 0) & (tap_h < height) & (tap_w >= 0) & (tap_w < width)
     inside = inside & (i < 3)[None, :] & (pixel < pixels)[:, None]
     values = tl.load(x + place, mask=inside, other=0.0).to(tl.float16)
-    output = tl.arange(0, columns)
-    known = (i < 3)[:, None] & (output < outputs)[None, :]
-    taps = _weights(weight, i[:, None], j[:, None], channel[:, None], output[None, :], known, weight_strides)
     result = tl.dot(values, taps).to(y.dtype.element_ty)
     there = (pixel < pixels)[:, None] & (output < outputs)[None, :]
     tl.store(y + pixel[:, None] * outputs + output[None, :], result, mask=there)
@@ -72,13 +72,15 @@ def write_input_gradient(
     value = tl.arange(0, 4 * AT_MOST)
     channel, j = value % AT_MOST, value // AT_MOST
     known = (output < outputs)[:, None] & ((j < 3) & (channel < channels))[None, :]
+    taps = ()
+    for i in tl.static_range(3):  # first, so that no load of g has to wait behind them
+        taps += (_weights(weight, i, j[None, :], channel[None, :], output[:, None], known, weight_strides),)  # type: ignore[assignment]
     s = tl.zeros([block, 4 * AT_MOST], tl.float32)
     for i in tl.static_range(3):
         inside = there & (h + (1 - i) >= 0) & (h + (1 - i) < height)
         place = (pixel + (1 - i) * width)[:, None] * outputs + output[None, :]
         of_g = tl.load(g + place, mask=inside[:, None] & (output < outputs)[None, :], other=0.0)
-        taps = _weights(weight, i, j[None, :], channel[None, :], output[:, None], known, weight_strides)
-        s = tl.dot(of_g, taps, s)
+        s = tl.dot(of_g, taps[i], s)
     from_w = w[:, None] + (1 - j)[None, :]
     inside = (local < whole)[:, None] & (from_w >= 0) & (from_w < width) & (j < 3)[None, :]
     moved = tl.gather(s, tl.where(inside, local[:, None] + (1 - j)[None, :], 0), 0)
