@@ -85,7 +85,7 @@ def input_gradient(g: Tensor, x: Tensor, weight: Tensor, tiles: Tiles | None = N
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         kernels.write_input_gradient[(-(-n * height // (block // width)),)](
             g, weight, for_x, n * height * width, for_x.stride(), weight.stride(), channels, outputs, height, width,
-            block=block, columns=_padded(outputs), num_warps=tiles.warps,
+            block=block, columns=_padded(outputs), at_most=AT_MOST, num_warps=tiles.warps,
         )  # fmt: skip
     return for_x
 
@@ -111,6 +111,8 @@ def _launchable(device: torch.device) -> bool:
     """Whether the kernels run there: Triton may be installed without the C compiler that it needs to launch one."""
     if importlib.util.find_spec("triton") is None:
         return False
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return False  # Triton has no matrix products of float16 for older ones
     x, weight = torch.zeros(1, 3, 4, 4, device=device), torch.zeros(16, 3, 3, 3, dtype=torch.float16, device=device)
     try:
         input_gradient(convolved(x, weight), x, weight)

@@ -17,9 +17,6 @@ pixel between threads. Beyond the ends of a row there is nothing, and a program 
 import triton
 import triton.language as tl
 
-AT_MOST: tl.constexpr = tl.constexpr(4)
-"""Channels of an image."""
-
 
 @triton.jit
 def _weights(weight, row, column, channel, output, known, strides):
@@ -38,7 +35,7 @@ def write_convolved(
     of_image, of_channel, of_row, of_column = x_strides
     pixel = tl.program_id(0) * block + tl.arange(0, block)
     w, h, n = pixel % width, (pixel // width) % height, pixel // (width * height)
-    # Channels innermost, as in images with the channels last: nine values in a row are then read together.
+    # Channels innermost: with the channels last, the weights of an output then lie in a row.
     value = tl.arange(0, depth)
     channel, j, i = value % channels, (value // channels) % 3, value // (3 * channels)
     output = tl.arange(0, columns)
@@ -58,9 +55,9 @@ def write_convolved(
 @triton.jit(do_not_specialize=["pixels"])
 def write_input_gradient(
     g, weight, for_x, pixels, x_strides, weight_strides, channels: tl.constexpr, outputs: tl.constexpr,
-    height: tl.constexpr, width: tl.constexpr, block: tl.constexpr, columns: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr, block: tl.constexpr, columns: tl.constexpr, at_most: tl.constexpr,
 ):  # fmt: skip
-    """for_x; `columns` are the outputs, padded to what a product takes, and `block` is `width` at least."""
+    """for_x; `columns` and `at_most` are the outputs and channels, padded, and `block` is `width` at least."""
     of_image, of_channel, of_row, of_column = x_strides
     local = tl.arange(0, block)
     whole: tl.constexpr = block // width * width
@@ -69,13 +66,13 @@ def write_input_gradient(
     w, h, n = pixel % width, (pixel // width) % height, pixel // (width * height)
     output = tl.arange(0, columns)
     # Of s: three columns of taps with so many channels each, and one of padding.
-    value = tl.arange(0, 4 * AT_MOST)
-    channel, j = value % AT_MOST, value // AT_MOST
+    value = tl.arange(0, 4 * at_most)
+    channel, j = value % at_most, value // at_most
     known = (output < outputs)[:, None] & ((j < 3) & (channel < channels))[None, :]
     taps = ()
     for i in tl.static_range(3):  # first, so that no load of g has to wait behind them
         taps += (_weights(weight, i, j[None, :], channel[None, :], output[:, None], known, weight_strides),)  # type: ignore[assignment]
-    s = tl.zeros([block, 4 * AT_MOST], tl.float32)
+    s = tl.zeros([block, 4 * at_most], tl.float32)
     for i in tl.static_range(3):
         inside = there & (h + (1 - i) >= 0) & (h + (1 - i) < height)
         place = (pixel + (1 - i) * width)[:, None] * outputs + output[None, :]
@@ -85,8 +82,8 @@ def write_input_gradient(
     inside = (local < whole)[:, None] & (from_w >= 0) & (from_w < width) & (j < 3)[None, :]
     moved = tl.gather(s, tl.where(inside, local[:, None] + (1 - j)[None, :], 0), 0)
     moved = tl.where(inside, moved, 0.0)
-    result = tl.sum(tl.reshape(moved, [block, 4, AT_MOST]), 1)
-    channel = tl.arange(0, AT_MOST)
+    result = tl.sum(tl.reshape(moved, [block, 4, at_most]), 1)
+    channel = tl.arange(0, at_most)
     place = (n * of_image + h * of_row + w * of_column)[:, None] + channel[None, :] * of_channel
     tl.store(
         for_x + place, result.to(for_x.dtype.element_ty), mask=there[:, None] & (channel < channels)[None, :]
