@@ -36,7 +36,7 @@ def exact(x, weight, g):
 
 
 def compare(found, expected):
-    for mine, theirs, rounding in zip(found, expected, (5e-4, 1e-6), strict=True):
+    for mine, theirs, rounding in zip(found, expected, (5e-4, 1e-5), strict=True):
         assert relative_distance(mine.double(), theirs) < rounding
 
 
