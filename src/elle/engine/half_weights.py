@@ -84,13 +84,16 @@ def lowered_weights(model: nn.Module) -> list[nn.Parameter]:
 
 
 @contextlib.contextmanager
-def half_weights(model: nn.Module, chains: int = 1) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+def half_weights(
+    model: nn.Module, chains: int = 1, kernels: bool = True
+) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Within it convolutions and linear layers see copies of their weights in float16.
 
     The parameters stay what they are, and gradients reach them: attributes of the layers' own hide them. Of two chains
     of passes whose backwards run beside each other, the second is to run within what this yields, and has copies of
     its own of all parameters: adding up one gradient after the other would have the chains wait for each other. Weight
-    gradients on a stream of their own are for one chain alone; a third beside two keeps both waiting.
+    gradients on a stream of their own are for one chain alone; a third beside two keeps both waiting. `kernels`:
+    whether kernels of our own may compute the first convolution.
     """
     hidden = _lowered(model)
     lowered = len(hidden)
@@ -99,7 +102,7 @@ def half_weights(model: nn.Module, chains: int = 1) -> Iterator[Callable[[], Abs
     if not hidden:
         yield contextlib.nullcontext
         return
-    beside = Beside(hidden[0][2].device, wanted=chains == 1)
+    beside = Beside(hidden[0][2].device, wanted=chains == 1, kernels=kernels)
     weights = [parameter for _, _, parameter in hidden]
     copies = _Copies.apply(beside, chains, lowered, *weights)  # type: ignore[no-untyped-call]
 

@@ -237,7 +237,9 @@ class Step:
         twice, lowered = self.method.double_backpropagation, self._lowers()
         with (
             autocast(self.device, self.precision),
-            half_weights(self.model, chains) if lowered else contextlib.nullcontext(contextlib.nullcontext) as second,
+            half_weights(self.model, chains, self.fused)
+            if lowered
+            else contextlib.nullcontext(contextlib.nullcontext) as second,
             twice_differentiable() if twice else contextlib.nullcontext(),
         ):
             yield second

@@ -17,6 +17,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from elle.core.second_order.convolution import asked_for
+from elle.models import first_convolution
 
 BEHIND = 3
 """So many weight gradients may be under way; the images and gradients that they read are kept as long."""
@@ -28,8 +29,10 @@ Settings = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 class Beside:
     """Work beside a device's current stream, within one step; on a CPU, or unless wanted, it is simply done."""
 
-    def __init__(self, device: torch.device, wanted: bool = True) -> None:
+    def __init__(self, device: torch.device, wanted: bool = True, kernels: bool = True) -> None:
         self.side = _side(device) if wanted and device.type == "cuda" else None
+        self.kernels = kernels
+        """Whether kernels of our own may compute a network's first convolution."""
         self.under_way: deque[tuple[Any, tuple[Tensor, ...]]] = deque()
         self.found: dict[int, Tensor] = {}
         """The gradient of each weight that has one, by its place in memory."""
@@ -63,7 +66,9 @@ class Beside:
         settings = (layer.stride, layer.padding, layer.dilation, layer.groups)
 
         def forward(x: Tensor, weight: Tensor, bias: None) -> Tensor:
-            y: Tensor = _Convolution.apply(x.to(weight.dtype), weight, settings, self)  # type: ignore[no-untyped-call]
+            first = self.kernels and first_convolution.takes(layer, x, weight)  # which reads x in any type
+            x = x if first else x.to(weight.dtype)
+            y: Tensor = _Convolution.apply(x, weight, settings, self, first)  # type: ignore[no-untyped-call]
             return y
 
         return forward
@@ -86,21 +91,26 @@ def _side(device: torch.device) -> torch.cuda.Stream:
 
 class _Convolution(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, settings: Settings, beside: Beside) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, settings: Settings, beside: Beside, first: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.settings, ctx.beside = settings, beside
+        ctx.settings, ctx.beside, ctx.first = settings, beside, first
+        if first:
+            return first_convolution.convolved(x, weight)
         stride, padding, dilation, groups = settings
         return torch.conv2d(x, weight, None, stride, padding, dilation, groups)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         gradient = functools.partial(_gradient, g, x, weight, ctx.settings)
         for_weight = None
         if asked_for(ctx, 1):
             for_weight = ctx.beside.start(weight, functools.partial(gradient, 1), g, x)
-        return gradient(0) if asked_for(ctx, 0) else None, for_weight, None, None
+        for_x = None
+        if asked_for(ctx, 0):
+            for_x = first_convolution.input_gradient(g, x, weight) if ctx.first else gradient(0)
+        return for_x, for_weight, None, None, None
 
 
 def _gradient(g: Tensor, x: Tensor, weight: Tensor, settings: Settings, of: int) -> Tensor:
@@ -108,7 +118,7 @@ def _gradient(g: Tensor, x: Tensor, weight: Tensor, settings: Settings, of: int)
     stride, padding, dilation, groups = settings
     asked = [of == 0, of == 1, False]
     found = torch.ops.aten.convolution_backward(
-        g, x, weight, None, stride, padding, dilation, False, [0, 0], groups, asked
+        g, x.to(g.dtype), weight, None, stride, padding, dilation, False, [0, 0], groups, asked
     )  # fmt: skip
     gradient: Tensor = found[of]
     return gradient
