@@ -43,13 +43,14 @@ def fused(monkeypatch):
     """The layers taken over, as (layer, what is fused with it), by torch's operations in place of the kernels."""
     found = []
 
-    def take_over(norm, x, *, relu=True, before=None, after=None, keep_sum=False):
-        parts = {"sum before": before is not None, "sum after": after is not None, "relu": relu}
+    def take_over(norm, x, *, relu=True, before=None, after=None, keep_sum=False, fork=False):
+        parts = {"sum before": before is not None, "sum after": after is not None, "relu": relu, "fork": fork}
         found.append((norm, tuple(name for name, there in parts.items() if there)))
         s = x if before is None else x + before
         y = nn.BatchNorm2d.forward(norm, s)
         y = y if after is None else y + after
-        return (F.relu(y) if relu else y), s if keep_sum else None
+        y = F.relu(y) if relu else y
+        return y, s if keep_sum else None, y if fork else None
 
     monkeypatch.setattr(batch_norm, "_on_gpu", lambda x: True)
     monkeypatch.setattr(batch_norm, "_fused", take_over)
