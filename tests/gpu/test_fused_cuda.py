@@ -136,7 +136,7 @@ def test_where_a_network_forks_no_gradients_are_added_up_apart_and_a_graph_compu
 
     with GradientSums() as sums:
         gradients()
-    assert sums.count >= 3
+    assert sums.count > 8  # the forward has one in each of its eight blocks
     with fusing(model):
         with GradientSums() as sums:
             expected = gradients()
