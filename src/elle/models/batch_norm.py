@@ -24,6 +24,7 @@ from torch.overrides import _get_current_function_mode_stack
 from elle.core.second_order.convolution import asked_for
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_Found = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -72,13 +73,24 @@ def norm_act(
     return activation(x if addend is None else x + addend)  # type: ignore[no-any-return]
 
 
+def forked_norm_act(
+    norm: nn.Module, activation: nn.Module, x: Tensor, addend: Tensor | None = None, *, before: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`norm_act` twice, for a network that forks behind it: the kernels add up the gradients of both."""
+    if _activates(norm, activation, x, addend, before):
+        y, _, again = _fused(norm, x, before=before, after=addend, fork=True)
+        return y, again  # type: ignore[return-value]
+    y = norm_act(norm, activation, x, addend, before=before)
+    return y, y
+
+
 def sum_norm_act(
     norm: nn.Module, activation: nn.Module, x: Tensor, addend: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """activation(norm(s)) and s = x + addend."""
     if _activates(norm, activation, x, addend):
         # Without an addend it is x, by way of the kernels: their backward adds up the gradients of both.
-        return _fused(norm, x, before=addend, keep_sum=True)  # type: ignore[return-value]
+        return _fused(norm, x, before=addend, keep_sum=True)[:2]  # type: ignore[return-value]
     x = x if addend is None else x + addend
     return activation(norm(x)), x
 
@@ -165,14 +177,20 @@ def _fused(
     before: Tensor | None = None,
     after: Tensor | None = None,
     keep_sum: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """activation(norm(s) + after), and s = x + before where that is to be kept."""
+    fork: bool = False,
+) -> _Found:
+    """activation(norm(s) + after), s = x + before where that is to be kept, and the first once more at a fork."""
     function = _Trained if norm.training else _Evaluated
-    given = (x, norm.weight, norm.bias, before, after, norm, relu, keep_sum)
+    given = (x, norm.weight, norm.bias, before, after, norm, relu, keep_sum, fork)
     # Triton launches where the host is, not where its arguments are.
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        found: tuple[Tensor, Tensor | None] = function.apply(*given)  # type: ignore[no-untyped-call]
+        found: _Found = function.apply(*given)  # type: ignore[no-untyped-call]
     return found
+
+
+def _outputs(y: Tensor, total: Tensor | None, fork: bool) -> _Found:
+    """At a fork y is there a second time, in the same memory: autograd then keeps the gradients of both apart."""
+    return y, total, y.detach() if fork else None
 
 
 class _Trained(Function):
@@ -189,7 +207,8 @@ class _Trained(Function):
         norm: BatchNorm,
         relu: bool,
         keep_sum: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+        fork: bool,
+    ) -> _Found:
         kernels: Any = _kernels()
         running = kernels.Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum)
         total, mean, rstd = kernels.statistics(x, running, norm.eps, norm.arrivals, before=before)
@@ -198,22 +217,25 @@ class _Trained(Function):
         ctx.save_for_backward(total, weight, bias, mean, rstd, None if after is None else y)
         ctx.arrivals, ctx.relu = norm.arrivals, relu
         ctx.set_materialize_grads(False)
-        return y, total if keep_sum else None
+        return _outputs(y, total if keep_sum else None, fork)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, for_y: Tensor | None, for_total: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, for_y: Tensor | None, for_total: Tensor | None, also: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, rstd, y = ctx.saved_tensors
+        for_y, also = (also, None) if for_y is None else (for_y, also)
         if for_y is None:
             return _gradients(ctx, for_total)
-        for_y, for_total = _laid_out(for_y), _laid_out(for_total)
+        for_y, also, for_total = _laid_out(for_y), _laid_out(also), _laid_out(for_total)
         kernels: Any = _kernels()
         layer = (weight, bias, mean, rstd)
-        for_weight, for_bias, masked = kernels.sums(for_y, x, *layer, ctx.arrivals, relu=ctx.relu, y=y)
-        # With an addend behind, what was written has passed the mask already.
-        relu = ctx.relu and y is None
+        for_weight, for_bias, masked = kernels.sums(for_y, x, *layer, ctx.arrivals, relu=ctx.relu, y=y, also=also)
+        # With an addend behind or a fork, the mask's result was written.
+        ready = masked is for_y
         for_x = kernels.gradient(
-            masked, x, *layer, for_weight, for_bias, relu=relu, for_total=for_total, ready=y is None
+            masked, x, *layer, for_weight, for_bias, relu=ctx.relu and ready, for_total=for_total, ready=ready
         )
         return _gradients(ctx, for_x, masked, for_weight, for_bias)
 
@@ -232,7 +254,8 @@ class _Evaluated(Function):
         norm: BatchNorm,
         relu: bool,
         keep_sum: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+        fork: bool,
+    ) -> _Found:
         kernels: Any = _kernels()
         trainable = any(ctx.needs_input_grad[1:3])
         layer = (weight, bias, norm.running_mean, norm.running_var)
@@ -242,23 +265,26 @@ class _Evaluated(Function):
         ctx.save_for_backward(total if trainable else None, *layer, y if relu else None)
         ctx.arrivals, ctx.eps = norm.arrivals, norm.eps
         ctx.set_materialize_grads(False)
-        return y, total if keep_sum else None
+        return _outputs(y, total if keep_sum else None, fork)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, for_y: Tensor | None, for_total: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, for_y: Tensor | None, for_total: Tensor | None, also: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, variance, y = ctx.saved_tensors
+        for_y, also = (also, None) if for_y is None else (for_y, also)
         if for_y is None:
             return _gradients(ctx, for_total)
-        for_y, for_total = _laid_out(for_y), _laid_out(for_total)
+        for_y, also, for_total = _laid_out(for_y), _laid_out(also), _laid_out(for_total)
         kernels: Any = _kernels()
         for_weight = for_bias = None
         if asked_for(ctx, 1) or asked_for(ctx, 2):
             layer = (weight, bias, mean, (variance + ctx.eps).rsqrt())
-            for_weight, for_bias, for_y = kernels.sums(for_y, x, *layer, ctx.arrivals, relu=False, y=y)
-            y = None  # what was written has passed the mask
+            for_weight, for_bias, for_y = kernels.sums(for_y, x, *layer, ctx.arrivals, relu=False, y=y, also=also)
+            y = also = None  # what was written has passed the mask
         for_x, masked = kernels.evaluated_gradients(
-            for_y, weight, variance, ctx.eps, y=y, for_total=for_total, keep_masked=ctx.needs_input_grad[4]
+            for_y, weight, variance, ctx.eps, y=y, also=also, for_total=for_total, keep_masked=ctx.needs_input_grad[4]
         )
         return _gradients(ctx, for_x, masked, for_weight, for_bias)
 
@@ -277,4 +303,4 @@ def _gradients(
     """In the order of the functions' arguments; `before` has the gradient of x."""
     found = (for_x, for_weight, for_bias, for_x, for_after)
     wanted = zip(found, ctx.needs_input_grad[:5], strict=True)
-    return (*(one if needed else None for one, needed in wanted), None, None, None)
+    return (*(one if needed else None for one, needed in wanted), None, None, None, None)

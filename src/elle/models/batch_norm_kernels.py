@@ -13,7 +13,8 @@ Where `follows` is given, the second kernel of a pair is launched while the firs
 launch, from Hopper on): it loads what is `ready` by then, and waits for the first to end before it reads its results.
 
 With xhat = (x - mean) * rstd and g the gradient of y = w xhat + b behind the ReLU's mask, the gradients are sum(g) for
-b, sum(g xhat) for w, and w rstd (g - mean(g) - xhat mean(g xhat)) for x; in eval mode, w rstd g.
+b, sum(g xhat) for w, and w rstd (g - mean(g) - xhat mean(g xhat)) for x; in eval mode, w rstd g. Where y goes two ways,
+g comes in two parts, `g` and `also`, which the first kernel to read them adds up.
 """
 
 import triton
@@ -273,12 +274,15 @@ def _merged_sums(partial, column, inside, channels, parts, columns: tl.constexpr
 
 @triton.jit(do_not_specialize=["count", "parts", "rows_a_part"])
 def add_gradients(
-    g, x, y, masked, partial, arrivals, for_bias, for_weight, mean, rstd, weight, bias,
+    g, also, x, y, masked, partial, arrivals, for_bias, for_weight, mean, rstd, weight, bias,
     count, channels, parts, rows_a_part,
     relu: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, unroll: tl.constexpr, alone: tl.constexpr,
     follows: tl.constexpr,
 ):  # fmt: skip
-    """sum(g) and sum(g xhat) behind the ReLU's mask, which x tells, or else y; g is then written, masked."""
+    """sum(g) and sum(g xhat) behind the ReLU's mask, which y tells if given, or else x.
+
+    g behind the mask is written to `masked` if y is given, or another part of g.
+    """
     column, inside = _channels(channels, columns)
     block, _ = _blocks(channels, columns)
     part, first, end = _part(channels, count, rows_a_part, columns)
@@ -291,16 +295,21 @@ def add_gradients(
     for start in range(first, end, unroll * rows):
         places, known = _chunk(start, end, channels, column, inside, rows, unroll)
         of_g = _all_loaded(g, places, known)
+        of_also = _all_loaded(also, places, known)
         of_x = _all_loaded(x, places, known)
         of_y = _all_loaded(y, places, known)
         for tile in tl.static_range(unroll):
-            here = of_g[tile].to(tl.float32)
+            if also is not None:
+                here = _sum(of_g[tile], of_also[tile])
+            else:
+                here = of_g[tile].to(tl.float32)
             values = of_x[tile].to(tl.float32)
             if y is not None:
                 here = tl.where(of_y[tile] > 0.0, here, 0.0)
-                tl.store(masked + places[tile], here.to(masked.dtype.element_ty), mask=known[tile])
             elif relu:
                 here = tl.where(_affine(values, centre, r, w, b) > 0.0, here, 0.0)
+            if y is not None or also is not None:
+                tl.store(masked + places[tile], here.to(masked.dtype.element_ty), mask=known[tile])
             sums += here
             products += here * (values - centre)  # outside of the array g is 0
     if follows:
@@ -378,7 +387,7 @@ def write_gradient(
 
 @triton.jit(do_not_specialize=["count"])
 def write_scaled(
-    g, y, for_total, for_x, masked, variance, weight, eps, count, channels,
+    g, also, y, for_total, for_x, masked, variance, weight, eps, count, channels,
     rows: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     """In eval mode w rstd g behind the ReLU's mask, which y tells if given, plus what x has from elsewhere.
@@ -388,7 +397,7 @@ def write_scaled(
     column, inside = _channels(channels, columns)
     place, known = _tile(channels, count, column, inside, rows, columns)
     scale = _rstd(_of_channels(variance, column, inside), eps) * _of_channels(weight, column, inside)
-    here = _read(g, place, known)
+    here = _summed(g, also, place, known)
     if y is not None:
         here = tl.where(_read(y, place, known) > 0.0, here, 0.0)
     if masked is not None:

@@ -137,14 +137,14 @@ def normalised(
 
 def sums(
     g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, arrivals: Tensor, *, relu: bool,
-    y: Tensor | None = None, tiles: Adding | None = None,
+    y: Tensor | None = None, also: Tensor | None = None, tiles: Adding | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of weight and bias, and, where y tells the mask, g behind it; else g itself."""
-    adders = _Adders(x, 2 if y is None else 3, tiles, SUMS)
-    masked = g if y is None else torch.empty_like(x)
+    """The gradients of weight and bias, and, where y tells the mask or there is `also`, g behind it; else g itself."""
+    adders = _Adders(x, 2 + (y is not None) + (also is not None), tiles, SUMS)
+    masked = g if y is None and also is None else torch.empty_like(x)
     for_weight, for_bias = torch.empty_like(weight), torch.empty_like(bias)
     kernels.add_gradients[adders.grid](
-        g, x, y, masked, adders.partial, arrivals, for_bias, for_weight, mean, rstd, weight, bias, *adders.size,
+        g, also, x, y, masked, adders.partial, arrivals, for_bias, for_weight, mean, rstd, weight, bias, *adders.size,
         relu=relu, **adders.shape,
     )  # fmt: skip
     return for_weight, for_bias, masked
@@ -183,12 +183,13 @@ def evaluated(
 
 def evaluated_gradients(
     g: Tensor, weight: Tensor, variance: Tensor, eps: float, *, y: Tensor | None = None,
-    for_total: Tensor | None = None, keep_masked: bool = False, tiles: Writing | None = None,
+    also: Tensor | None = None, for_total: Tensor | None = None, keep_masked: bool = False,
+    tiles: Writing | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """In eval mode the gradient of x, and, if it is to be kept, g behind the mask that y tells: that of `after`."""
+    """In eval mode the gradient of x, and, if it is to be kept, that of `after`: g + also behind the mask y tells."""
     writers, for_x = _Writers(g, tiles), torch.empty_like(g)
-    masked = torch.empty_like(g) if keep_masked and y is not None else None
+    masked = torch.empty_like(g) if keep_masked and (y is not None or also is not None) else None
     kernels.write_scaled[writers.grid](
-        g, y, for_total, for_x, masked, variance, weight, eps, *writers.size, **writers.shape
+        g, also, y, for_total, for_x, masked, variance, weight, eps, *writers.size, **writers.shape
     )  # fmt: skip
     return for_x, g if masked is None else masked
