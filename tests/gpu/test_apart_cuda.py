@@ -14,24 +14,27 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
-STEPS = 8
+STEPS = 6
 
 
-def trained(method, graph=True, penalty="trained"):
+def taken(method, graph=True, penalty="trained"):
+    """What steps at a rate of 0 leave behind: nothing that one of them gets wrong is made worse by the next."""
     step = make_step(method, "fp16", steps=STEPS)
+    step.lr.zero_()
     once = functools.partial(step, penalty=penalty)
     run = GraphedStep(once, 64, DEVICE) if graph else once
     for k in range(STEPS):
         run(torch.arange(64 * k, 64 * k + 64, device=DEVICE))
-    state = {name: value.detach().clone().double() for name, value in step.model.state_dict().items()}
-    return state, step.records[:, :4].clone(), step.apart is not None
+    state = {f"momentum of {n}": step.optimizer.state[p]["momentum_buffer"] for n, p in step.model.named_parameters()}
+    state |= {name: buffer.double() for name, buffer in step.model.named_buffers()}
+    return state, step.records[:, :4], step.apart is not None
 
 
 def assert_alike(found, expected):
     state, records, _ = found
-    torch.testing.assert_close(records, expected[1], rtol=0.05, atol=0.02, equal_nan=True)
+    torch.testing.assert_close(records, expected[1], rtol=0.01, atol=1e-7, equal_nan=True)
     for name, value in expected[0].items():
-        assert (state[name] - value).norm() <= 0.05 * value.norm() + 1e-3, name
+        assert (state[name] - value).norm() <= 0.01 * value.norm() + 1e-6, name
 
 
 class Late(apart.Apart):
@@ -52,23 +55,22 @@ class Early(apart.Apart):
         torch.cuda._sleep(4_000_000)
 
 
-# Not with an attack on a loss that is flat where it starts, as TRADES' is: rounding decides on its signs.
 @pytest.mark.parametrize(
     ("method", "penalty"),
-    [("elle", "trained"), ("elle-a", "trained"), ("n-fgsm+elle-a", "trained"), ("gat+elle", "trained"),
-     ("elle", "measured")],
+    [("elle", "trained"), ("elle-a", "trained"), ("n-fgsm+elle-a", "trained"), ("trades-single+elle", "trained"),
+     ("gat+elle", "trained"), ("elle", "measured")],
 )  # fmt: skip
 def test_a_step_is_that_of_one_stream_whichever_chain_is_late(monkeypatch, method, penalty):
     plain = apart.Apart
-    beside = trained(method, penalty=penalty)
+    beside = taken(method, penalty=penalty)
     assert beside[2]
-    others = [trained(method, graph=False, penalty=penalty)]
+    others = [taken(method, graph=False, penalty=penalty)]
     for kind in (Late, Early):
         monkeypatch.setattr(apart, "Apart", kind)
-        others.append(trained(method, penalty=penalty))
+        others.append(taken(method, penalty=penalty))
     monkeypatch.setattr(apart, "Apart", plain)
     monkeypatch.setattr(apart, "suits", lambda model: False)
-    alone = trained(method, penalty=penalty)
+    alone = taken(method, penalty=penalty)
     assert not alone[2]
     for found in (beside, *others):
         assert_alike(found, alone)

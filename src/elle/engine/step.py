@@ -133,8 +133,7 @@ class Step:
 
     def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
-        chains = 2 if self.apart is not None and penalty == "trained" else 1
-        with draws.part(0, len(y)), self._passes(chains) as second:
+        with draws.part(0, len(y)), self._passes(chains=1 if self.apart is None else 2) as second:
             if self.apart is not None:
                 self.apart.begin()
             loss, logits, x_adv = self._loss(x, y, self.kept.get("delta"))
