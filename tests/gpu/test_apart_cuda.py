@@ -27,14 +27,15 @@ def taken(method, graph=True, penalty="trained"):
         run(torch.arange(64 * k, 64 * k + 64, device=DEVICE))
     state = {f"momentum of {n}": step.optimizer.state[p]["momentum_buffer"] for n, p in step.model.named_parameters()}
     state |= {name: buffer.double() for name, buffer in step.model.named_buffers()}
-    return state, step.records[:, :4], step.apart is not None
+    assert step.apart is not None
+    return state, step.records[:, :4]
 
 
 def assert_alike(found, expected):
-    state, records, _ = found
-    torch.testing.assert_close(records, expected[1], rtol=0.01, atol=1e-7, equal_nan=True)
+    state, records = found
+    torch.testing.assert_close(records, expected[1], rtol=1e-3, atol=1e-7, equal_nan=True)
     for name, value in expected[0].items():
-        assert (state[name] - value).norm() <= 0.01 * value.norm() + 1e-6, name
+        assert (state[name] - value).norm() <= 1e-3 * value.norm() + 1e-6, name
 
 
 class Late(apart.Apart):
@@ -62,15 +63,13 @@ class Early(apart.Apart):
 )  # fmt: skip
 def test_a_step_is_that_of_one_stream_whichever_chain_is_late(monkeypatch, method, penalty):
     plain = apart.Apart
-    beside = taken(method, penalty=penalty)
-    assert beside[2]
-    others = [taken(method, graph=False, penalty=penalty)]
+    others = [taken(method, penalty=penalty), taken(method, graph=False, penalty=penalty)]
     for kind in (Late, Early):
         monkeypatch.setattr(apart, "Apart", kind)
         others.append(taken(method, penalty=penalty))
     monkeypatch.setattr(apart, "Apart", plain)
-    monkeypatch.setattr(apart, "suits", lambda model: False)
-    alone = taken(method, penalty=penalty)
-    assert not alone[2]
-    for found in (beside, *others):
-        assert_alike(found, alone)
+    # In a row, by the same operations: an attack in eval mode would make much of statistics rounded otherwise.
+    monkeypatch.setattr(apart, "_stream", lambda device: None)
+    in_a_row = taken(method, penalty=penalty)
+    for found in others:
+        assert_alike(found, in_a_row)
