@@ -43,6 +43,7 @@ ADDING = (
     Adding(16, 4, 8, 256),
     Adding(64, 4, 16, 128),
     Adding(64, 8, 8, 256),
+    Adding(16, 8, 16, 1),
 )
 CANDIDATES: dict[str, tuple[Any, ...]] = {
     "STATISTICS": ADDING,
@@ -67,6 +68,7 @@ KERNELS = {
     "statistics, sum": Kernel(3, "STATISTICS", False),
     "normalised": Kernel(2, "WRITING", True),
     "sums": Kernel(2, "SUMS", True),
+    "sums, fork": Kernel(4, "SUMS", False),
     "gradient": Kernel(3, "WRITING", True),
     "gradient, sum": Kernel(4, "WRITING", False),
     "evaluated": Kernel(2, "WRITING", False),
@@ -132,8 +134,9 @@ class Layer:
                 return kernels.statistics(x, self.running, 1e-5, self.counters, before=before, tiles=tiles)
             case "normalised":
                 return kernels.normalised(x, *layer, relu=True, tiles=tiles)
-            case "sums":
-                return kernels.sums(g, x, *layer, self.counters, relu=True, tiles=tiles)
+            case "sums" | "sums, fork":
+                also = addend if "fork" in name else None
+                return kernels.sums(g, x, *layer, self.counters, relu=True, also=also, tiles=tiles)
             case "gradient" | "gradient, sum":
                 more = for_total if "sum" in name else None
                 return kernels.gradient(g, x, *layer, *weights, relu=True, for_total=more, tiles=tiles)

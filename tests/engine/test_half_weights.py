@@ -33,7 +33,7 @@ class Conversions(TorchDispatchMode):
 )
 def test_a_step_is_the_one_that_autocast_makes(monkeypatch, method, others):
     trained = []
-    for copies in (half_weights, lambda model: contextlib.nullcontext()):
+    for copies in (half_weights, lambda *given: contextlib.nullcontext(contextlib.nullcontext)):
         monkeypatch.setattr(step_module, "half_weights", copies)
         step = make_step(method, network=small_cnn, precision="fp16", **others)
         start = parameters(step)
@@ -78,3 +78,61 @@ def test_a_layer_without_a_part_in_the_loss_has_no_gradient():
         model[0](torch.ones(1, 2, dtype=torch.float16)).sum().backward()
     assert model[0].weight.grad.dtype is torch.float32
     assert model[1].weight.grad is None
+
+
+class Additions(Conversions):
+    """How often two tensors of one of these shapes are added up by themselves."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        adds = function in (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
+        self.found += adds and args[0].shape in self.shapes
+        return function(*args, **(kwargs or {}))
+
+
+def test_gradients_of_two_chains_are_added_up_together():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(20, 2), nn.Linear(2, 2))
+    x = torch.randn(2, 6, 3, 4, 4).half()
+    found = []
+    for chains in (1, 2):
+        model.zero_grad()
+        with half_weights(model, chains) as second:
+            loss = model(x[0]).float().square().sum()
+            with second():
+                # The last layer has no part in the second chain.
+                loss = loss + model[:4](x[1]).float().sum() * 3
+        with Additions([one.shape for one in model.parameters()]) as additions:
+            loss.backward()
+        found.append([one.grad for one in model.parameters()])
+        assert (additions.found == 0) == (chains == 2)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_parameters_come_back_after_two_chains():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4))
+    own = list(model.parameters())
+    with half_weights(model, 2) as second:
+        first = model[0].weight, model[1].weight
+        with contextlib.suppress(ZeroDivisionError), second():
+            assert all(layer.weight is not one for layer, one in zip(model, first, strict=True))
+            assert all(torch.equal(layer.weight, one) for layer, one in zip(model, first, strict=True))
+            raise ZeroDivisionError
+        assert all(layer.weight is one for layer, one in zip(model, first, strict=True))
+    assert all(a is b for a, b in zip(model.parameters(), own, strict=True))
+    assert "_conv_forward" not in vars(model[0])
+    assert model[0].weight is own[0]
+
+
+def test_gradients_come_in_the_type_that_a_weight_wants():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
+    x = torch.randn(5, 3).half()
+    with half_weights(model):
+        model(x).float().square().sum().backward()
+    plain = [one.grad for one in model.parameters()]
+    model.zero_grad()
+    model[0].weight.grad_dtype = torch.float16
+    with half_weights(model):
+        model(x).float().square().sum().backward()
+    assert [one.grad.dtype for one in model.parameters()] == [torch.float16, *3 * [torch.float32]]
+    assert all(torch.equal(one.grad.float(), other) for one, other in zip(model.parameters(), plain, strict=True))

@@ -26,12 +26,13 @@ def fused(monkeypatch):
     """The layers taken over, with whether they are in train mode; by torch's operations in place of the kernels."""
     found = []
 
-    def take_over(norm, x, *, relu=True, before=None, after=None, keep_sum=False):
+    def take_over(norm, x, *, relu=True, before=None, after=None, keep_sum=False, fork=False):
         found.append(norm.training)
         s = x if before is None else x + before
         y = nn.BatchNorm2d.forward(norm, s)
         y = y if after is None else y + after
-        return (F.relu(y) if relu else y), s if keep_sum else None
+        y = F.relu(y) if relu else y
+        return y, s if keep_sum else None, y if fork else None
 
     kernels = SimpleNamespace(arrivals=lambda channels, device: torch.zeros(channels, dtype=torch.int32))
     monkeypatch.setattr(batch_norm, "_kernels", lambda: kernels)

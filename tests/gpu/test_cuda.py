@@ -137,7 +137,10 @@ def test_the_plug_in_never_waits_for_the_device():
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32"])
 def test_reduced_precision_does_not_change_the_error(precision):
-    """The error in training mode, same network, images and random points, within 5 % of float32's."""
+    """The error in training mode, same network, images and random points, within 5 % of float32's.
+
+    But for the square of what rounding to fp16 makes of a loss, a thousandth: a network may be nearer to linear.
+    """
     step = make_step("n-fgsm", "fp16")
     losses(step, GraphedStep(step, 64, DEVICE), 40)
     data = images(1024, seed=1)
@@ -149,7 +152,7 @@ def test_reduced_precision_does_not_change_the_error(precision):
         with torch.no_grad(), autocast(DEVICE, kind):
             return float(Linearity()(step.model, x, y, 16 / 255).mean())
 
-    assert error(precision) == pytest.approx(error("fp32"), rel=0.05)
+    assert error(precision) == pytest.approx(error("fp32"), rel=0.05, abs=1e-6)
 
 
 def captured_gigabyte() -> GraphedStep:

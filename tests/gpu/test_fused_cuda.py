@@ -7,10 +7,12 @@ from elle.core.linearity import Linearity
 from elle.engine.runtime import GraphedStep, autocast, prepare_device
 from elle.engine.step import RECORDED
 from elle.models import batch_norm
-from elle.models.batch_norm import use_fused
+from elle.models.batch_norm import fusing, use_fused
+from elle.models.registry import build_model
 from tests.gpu.test_cuda import images, losses
 from tests.gpu.test_speed_cuda import make_step
 from tests.gpu.waiting import without_waiting
+from tests.models.test_batch_norm_forks import GradientSums
 from tests.networks import gradient, relative_distance
 
 pytest.importorskip("triton")
@@ -114,6 +116,36 @@ def test_a_captured_step_learns(method):
     loss = losses(step, GraphedStep(step, 64, DEVICE), 40)[:, RECORDED.index("loss")]
     assert loss.isfinite().all()
     assert loss[-8:].mean() < loss[:8].mean()
+
+
+@pytest.mark.parametrize("name", ["preact-resnet18", "resnet18"])
+def test_where_a_network_forks_no_gradients_are_added_up_apart_and_a_graph_computes_the_same(name, monkeypatch):
+    prepare_device(DEVICE, "fp16")
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    torch.manual_seed(0)
+    model = build_model(name, (3, 32, 32), 10).to(DEVICE, memory_format=torch.channels_last).train()
+    x = torch.rand(64, 3, 32, 32, device=DEVICE).contiguous(memory_format=torch.channels_last).requires_grad_()
+    y = torch.arange(64, device=DEVICE) % 10
+
+    def gradients():
+        with autocast(DEVICE, "fp16"):
+            logits = model(x)
+        loss = torch.nn.functional.cross_entropy(logits.float(), y) * 128
+        return torch.cat([one.flatten() for one in torch.autograd.grad(loss, [x, *model.parameters()])])
+
+    with GradientSums() as sums:
+        gradients()
+    assert sums.count > 8  # the forward has one in each of its eight blocks
+    with fusing(model):
+        with GradientSums() as sums:
+            expected = gradients()
+        assert sums.count == 0
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = gradients()
+        graph.replay()
+    assert relative_distance(found, expected) < 1e-3
 
 
 @pytest.mark.parametrize(("method", "memory"), [("fgsm", "auto"), ("elle", "auto"), ("elle", "low")])

@@ -43,13 +43,14 @@ def fused(monkeypatch):
     """The layers taken over, as (layer, what is fused with it), by torch's operations in place of the kernels."""
     found = []
 
-    def take_over(norm, x, *, relu=True, before=None, after=None, keep_sum=False):
-        parts = {"sum before": before is not None, "sum after": after is not None, "relu": relu}
+    def take_over(norm, x, *, relu=True, before=None, after=None, keep_sum=False, fork=False):
+        parts = {"sum before": before is not None, "sum after": after is not None, "relu": relu, "fork": fork}
         found.append((norm, tuple(name for name, there in parts.items() if there)))
         s = x if before is None else x + before
         y = nn.BatchNorm2d.forward(norm, s)
         y = y if after is None else y + after
-        return (F.relu(y) if relu else y), s if keep_sum and before is not None else None
+        y = F.relu(y) if relu else y
+        return y, s if keep_sum else None, y if fork else None
 
     monkeypatch.setattr(batch_norm, "_on_gpu", lambda x: True)
     monkeypatch.setattr(batch_norm, "_fused", take_over)
@@ -109,10 +110,10 @@ def test_every_batchnorm_of_a_network_is_taken_over_with_its_relu_and_the_sum_be
     layers = [layer for layer in model.modules() if isinstance(layer, BatchNorm)]
     assert {layer for layer, _ in fused} == set(layers)
     assert len(fused) == len(layers) == 7
-    first = model.blocks[0].bn1
-    after_a_block = {model.blocks[1].bn1, model.blocks[2].bn1, model.bn}
-    for layer, parts in fused:
-        assert parts == (("sum before", "relu") if layer in after_a_block else ("relu",)), layer is first
+    expected = dict.fromkeys(layers, ("relu",))
+    expected |= dict.fromkeys((model.blocks[1].bn1, model.bn), ("sum before", "relu"))
+    expected[model.blocks[2].bn1] = ("sum before", "relu", "fork")  # its shortcut starts behind it
+    assert dict(fused) == expected
 
 
 def test_a_resnet_s_block_is_taken_over_with_the_sum_after_it(fused):
@@ -123,6 +124,46 @@ def test_a_resnet_s_block_is_taken_over_with_the_sum_after_it(fused):
     fused.clear()
     model(image(3, size=8))
     assert len(fused) == sum(isinstance(layer, BatchNorm) for layer in model.modules())
+
+
+def small_resnet():
+    torch.manual_seed(0)
+    return ResNet((3, 8, 8), 5, nn.ReLU, blocks=(1, 2, 1, 1)).train()
+
+
+def last_layers(model):
+    return {block.bn2 for block in model.modules() if isinstance(block, PostActBlock)}
+
+
+def test_a_resnet_s_blocks_give_the_next_one_their_output_twice(fused):
+    model = small_resnet()
+    expected = outcome(model, image(3, size=8))
+    assert same(outcome(marked(model), image(3, size=8)), expected)
+    fused.clear()
+    model(image(3, size=8))
+    assert {layer for layer, parts in fused if "fork" in parts} == {model.bn1} | last_layers(model)
+
+
+@pytest.mark.parametrize("watched", ["layer2", "layer2.1", "layer2.0", "maxpool"])
+def test_a_hook_in_a_resnet_sees_what_it_would_and_may_change_it(watched, fused):
+    model = small_resnet()
+    shown = []
+    model.get_submodule(watched).register_forward_hook(lambda module, given, output: shown.append((*given, output)))
+    expected = model(image(3, size=8))
+    assert torch.equal(marked(model)(image(3, size=8)), expected)
+    assert len(shown) == 2
+    assert same(*shown)
+    assert not any("fork" in parts for _, parts in fused)
+    model.get_submodule(watched).register_forward_hook(lambda module, given, output: 2 * output)
+    assert not torch.equal(model(image(3, size=8)), expected)
+
+
+def test_a_resnet_with_another_stage_in_place_is_left_as_it_is(fused):
+    model = small_resnet()
+    model.layer4 = nn.Conv2d(256, 512, 1)
+    expected = model(image(3, size=8))
+    assert torch.equal(marked(model)(image(3, size=8)), expected)
+    assert not any("fork" in parts for _, parts in fused)
 
 
 def test_in_eval_mode_the_same_layers_are_taken_over(fused):
@@ -272,7 +313,7 @@ def test_where_triton_cannot_launch_torch_stays_and_a_warning_says_why(monkeypat
     for name in ("zeros", "ones"):
         monkeypatch.setattr(torch, name, lambda *size, device=None: torch.empty(size))
     with pytest.warns(UserWarning, match=r"left to torch: .*\(Failed to find C compiler\.\)"):
-        assert not batch_norm._launchable.__wrapped__(torch.device("cuda"))
+        assert not batch_norm.launchable.__wrapped__(torch.device("cuda"))
 
 
 @pytest.mark.parametrize(("setting", "wanted"), [({}, True), ({"fused": "off"}, False)])

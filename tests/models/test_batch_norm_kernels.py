@@ -38,6 +38,19 @@ def interpreted(monkeypatch):
         monkeypatch.setattr(batch_norm, "_on_gpu", lambda x: True)
 
 
+@pytest.fixture(params=["few", "many"])
+def rows(request, monkeypatch):
+    """The small arrays here as few rows, which they are, and dealt out as many are."""
+    if TRITON and request.param == "many":
+        monkeypatch.setattr(launches(), "FEW_ROWS", 0)
+
+
+def use_tiles(monkeypatch, adding):
+    for name in ("STATISTICS", "SUMS"):
+        monkeypatch.setattr(launches(), name, adding)
+    monkeypatch.setattr(launches(), "FEW_ROWS", 0)
+
+
 def launches():
     from elle.models import batch_norm_launches
 
@@ -119,7 +132,7 @@ def compare(shape, dtype, place, skip_used=True, tolerance=None, **settings):
 @pytest.mark.parametrize("place", ["none", "before", "after"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values_gradients_and_statistics_are_torch_s(shape, dtype, place):
+def test_values_gradients_and_statistics_are_torch_s(shape, dtype, place, rows):
     compare(shape, dtype, place)
 
 
@@ -136,13 +149,30 @@ def test_a_sum_that_nobody_else_reads_gets_its_gradient():
     compare((3, 5, 4, 7), torch.float32, "before", skip_used=False)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_what_goes_past_a_layer_without_a_sum_adds_its_gradient(training):
+    torch.manual_seed(0)
+    norm = layer(5).train(training)
+    reference = exact(norm).train(training)
+    x, for_y, for_x = (values((3, 5, 4, 7)) for _ in range(3))
+    for_y = apart_from_the_kink(copy.deepcopy(reference), x, None, "none", for_y)
+    gradients = []
+    for one, inputs in ((norm, (x, for_y, for_x)), (reference, (x.double(), for_y.double(), for_x.double()))):
+        start, of_y, of_past = inputs[0].detach().requires_grad_(), *inputs[1:]
+        y, past = sum_norm_act(one, nn.ReLU(), start)
+        assert torch.equal(past, start)
+        assert one is reference or past.grad_fn is y.grad_fn  # not added up behind the kernels' back
+        loss = (y * of_y).sum() + (past * of_past).sum()
+        gradients.append(torch.autograd.grad(loss, start)[0])
+    assert relative_distance(gradients[0].double(), gradients[1]) < TOLERANCE[torch.float32]
+
+
 @pytest.mark.parametrize("tiles", ["default", "small"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(("mean", "std"), [(1000.0, 0.1), (100.0, 0.1), (-3.0, 1e-4), (0.0, 1e-6)])
 def test_a_large_mean_does_not_swallow_a_small_variance(mean, std, dtype, tiles, monkeypatch):
     if tiles == "small":  # several chunks a part
-        for name in ("STATISTICS", "SUMS"):
-            monkeypatch.setattr(launches(), name, launches().Adding(8, 4, 1, 2))
+        use_tiles(monkeypatch, launches().Adding(8, 4, 1, 2))
     torch.manual_seed(0)
     norm = layer(6)
     reference = exact(norm)
@@ -157,8 +187,7 @@ def test_a_large_mean_does_not_swallow_a_small_variance(mean, std, dtype, tiles,
 
 def test_first_values_far_from_all_others_do_not_spoil_the_variance(monkeypatch):
     """The distances are taken from each place's first value: here 16 places with 256 values."""
-    for name in ("STATISTICS", "SUMS"):
-        monkeypatch.setattr(launches(), name, launches().Adding(8, 4, 1, 1))
+    use_tiles(monkeypatch, launches().Adding(8, 4, 1, 1))
     torch.manual_seed(0)
     norm = layer(8)
     reference = exact(norm)
@@ -179,20 +208,19 @@ def test_first_values_far_from_all_others_do_not_spoil_the_variance(monkeypatch)
 )
 def test_other_tiles_give_the_same(shape, place, adding, writing, monkeypatch):
     kernels = launches()
-    for name in ("STATISTICS", "SUMS"):
-        monkeypatch.setattr(kernels, name, kernels.Adding(*adding))
+    use_tiles(monkeypatch, kernels.Adding(*adding))
     monkeypatch.setattr(kernels, "WRITING", kernels.Writing(*writing))
     compare(shape, torch.float32, place)
 
 
-def test_two_runs_are_bitwise_the_same():
+def test_two_runs_are_bitwise_the_same(rows):
     torch.manual_seed(0)
     norm, x, g = layer(48), values((5, 48, 6, 6), torch.float16), values((5, 48, 6, 6), torch.float16)
     runs = [outcome(fused, copy.deepcopy(norm), (x, None), g, None, "none") for _ in range(2)]
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
 
 
-def test_nan_and_infinity_go_through_as_in_torch():
+def test_nan_and_infinity_go_through_as_in_torch(rows):
     norm, x = layer(3), values((2, 3, 4, 4))
     x[0, 0, 0, 0], x[0, 1, 0, 0] = torch.nan, torch.inf
     y = norm_act(norm, nn.ReLU(), x)

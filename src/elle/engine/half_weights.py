@@ -7,31 +7,59 @@ layer, most of which take longer to start than to run.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+from elle.engine.weight_gradients import Beside, suits
+
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 """Autocast computes these in half precision. No class derived from them: it may do something else with its weights."""
 
 
 class _Copies(torch.autograd.Function):
-    """Copies of `weights` in float16; their gradients come back in float32."""
+    """Copies of `weights` for each of `chains` chains of passes, the first `lowered` of them in float16.
+
+    Their gradients come back in the type that the weights want, added up over the chains.
+    """
 
     @staticmethod
-    def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, beside: Beside, chains: int, lowered: int, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        return tuple(_converted(weights, torch.float16))
+        ctx.beside, ctx.chains, ctx.lowered = beside, chains, lowered
+        ctx.wanted = [one.grad_dtype for one in weights[:lowered]]
+        copies = [*_converted(weights[:lowered], torch.float16), *weights[lowered:]]
+        return tuple(one.data for _ in range(chains) for one in copies)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        found = [gradient for gradient in gradients if gradient is not None]
-        wide = iter(_converted(found, torch.float32))
-        return tuple(None if gradient is None else next(wide) for gradient in gradients)
+        ctx.beside.finish()
+        count = len(gradients) // ctx.chains
+        of_chains = [gradients[start : start + count] for start in range(0, len(gradients), count)]
+        half = _added([chain[: ctx.lowered] for chain in of_chains])
+        converted = [k for k, one in enumerate(half) if one is not None and one.dtype is not ctx.wanted[k]]
+        for k, wide in zip(converted, _converted([half[k] for k in converted], torch.float32), strict=True):
+            half[k] = wide
+        whole = _added([chain[ctx.lowered :] for chain in of_chains])
+        return None, None, None, *half, *whole
+
+
+def _added(chains: list[tuple[Tensor | None, ...]]) -> list[Tensor | None]:
+    """The sums of what the chains have, all by one launch where there are two; a chain may lack some."""
+    total = list(chains[0])
+    for chain in chains[1:]:
+        both = [(one, other) for one, other in zip(total, chain, strict=True) if one is not None and other is not None]
+        sums = iter(torch._foreach_add(*map(list, zip(*both, strict=True))) if both else ())
+        total = [
+            next(sums) if one is not None and other is not None else (other if one is None else one)
+            for one, other in zip(total, chain, strict=True)
+        ]
+    return total
 
 
 def _converted(tensors: Any, dtype: torch.dtype) -> list[Tensor]:
@@ -41,24 +69,63 @@ def _converted(tensors: Any, dtype: torch.dtype) -> list[Tensor]:
     return copies
 
 
+def _parameters(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    layers = list(model.modules())
+    return [(layer, name, one) for layer in layers for name, one in layer._parameters.items() if one is not None]
+
+
+def _lowered(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    return [one for one in _parameters(model) if type(one[0]) in LAYERS and one[2].dtype is torch.float32]
+
+
+def lowered_weights(model: nn.Module) -> list[nn.Parameter]:
+    """Those of which copies are made."""
+    return [parameter for _, _, parameter in _lowered(model)]
+
+
 @contextlib.contextmanager
-def half_weights(model: nn.Module) -> Iterator[None]:
+def half_weights(
+    model: nn.Module, chains: int = 1, kernels: bool = True
+) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Within it convolutions and linear layers see copies of their weights in float16.
 
-    The parameters stay what they are, and gradients reach them: attributes of the layers' own hide them.
+    The parameters stay what they are, and gradients reach them: attributes of the layers' own hide them. Of two chains
+    of passes whose backwards run beside each other, the second is to run within what this yields, and has copies of
+    its own of all parameters: adding up one gradient after the other would have the chains wait for each other. Weight
+    gradients on a stream of their own are for one chain alone; a third beside two keeps both waiting. `kernels`:
+    whether kernels of our own may compute the first convolution.
     """
-    hidden = [
-        (layer, name, parameter)
-        for layer in model.modules()
-        if type(layer) in _LAYERS
-        for name, parameter in layer._parameters.items()
-        if parameter is not None and parameter.dtype is torch.float32
-    ]
-    copies = _Copies.apply(*(parameter for _, _, parameter in hidden)) if hidden else ()  # type: ignore[no-untyped-call]
-    for (layer, name, _), copy in zip(hidden, copies, strict=True):
-        layer.__dict__[name] = copy
+    hidden = _lowered(model)
+    lowered = len(hidden)
+    if chains > 1:
+        hidden += [one for one in _parameters(model) if type(one[0]) not in LAYERS]
+    if not hidden:
+        yield contextlib.nullcontext
+        return
+    beside = Beside(hidden[0][2].device, wanted=chains == 1, kernels=kernels)
+    weights = [parameter for _, _, parameter in hidden]
+    copies = _Copies.apply(beside, chains, lowered, *weights)  # type: ignore[no-untyped-call]
+
+    def show(chain: int) -> None:
+        for k, (layer, name, _) in enumerate(hidden):
+            layer.__dict__[name] = copies[chain * len(hidden) + k]
+
+    @contextlib.contextmanager
+    def second() -> Iterator[None]:
+        show(1)
+        try:
+            yield
+        finally:
+            show(0)
+
+    show(0)
+    replaced = [layer for layer, _, _ in hidden if suits(layer)]
+    for convolution in replaced:
+        convolution.__dict__["_conv_forward"] = beside.convolution(convolution)
     try:
-        yield
+        yield second if chains > 1 else contextlib.nullcontext
     finally:
+        for convolution in replaced:
+            del convolution.__dict__["_conv_forward"]
         for layer, name, _ in hidden:
             del layer.__dict__[name]

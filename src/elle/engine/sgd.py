@@ -1,16 +1,28 @@
 """Stochastic gradient descent with momentum: torch's fused update, one launch for all parameters of a group.
 
 `torch.optim.SGD` computes the same, but its first use imports torch's compiler, which takes as long as all of torch.
+On a GPU the weights of convolutions and linear layers may have gradients in float16, as a step in half precision finds
+them, and a kernel of our own: that saves converting them and checking, reading and writing the converted ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
+
+CHUNK = 2048
+"""Elements of a tensor that one program of the kernel updates."""
+WARPS = 8
+_MOST = 256
+"""Tensors that the kernel takes; their addresses are arguments of the launch."""
+
+
+Places = tuple[tuple[int, int, int], ...]
+"""Of each tensor: the addresses of its weights and of its momentum, and how many elements it has."""
 
 
 class SGD:
@@ -32,6 +44,16 @@ class SGD:
             for one in group["params"]
             if momentum
         }
+        self.chunks: dict[Places, Tensor] = {}
+        """Kept, as a captured step cannot copy them to the GPU, and reads them whenever it is run."""
+
+    def expect_half(self, weights: Iterable[nn.Parameter]) -> None:
+        """Have these, as far as the kernel is for them, have gradients in float16, and no others."""
+        wanted = {one for one in weights if _suits(one)}
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                half = parameter in wanted and len(wanted) <= _MOST
+                parameter.grad_dtype = torch.float16 if half else parameter.dtype
 
     def zero_grad(self) -> None:
         """Leave the parameters without gradients."""
@@ -44,17 +66,61 @@ class SGD:
         """Move the parameters that have a gradient."""
         for group in self.param_groups:
             moved = [one for one in group["params"] if one.grad is not None]
-            sgd(
-                moved,
-                [one.grad for one in moved],
-                [self.state.get(one, {}).get("momentum_buffer") for one in moved],
-                fused=True,
-                grad_scale=getattr(self, "grad_scale", None),
-                found_inf=getattr(self, "found_inf", None),
-                weight_decay=group["weight_decay"],
-                momentum=self.momentum,
-                lr=self.lr,  # type: ignore[arg-type]  # a tensor as well, so that a captured step reads its value
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-            )
+            half = [one for one in moved if one.grad.dtype is not one.dtype]
+            if half:
+                self._update_by_kernel(half, group["weight_decay"])
+                moved = [one for one in moved if one.grad.dtype is one.dtype]
+            self._update_by_torch(moved, group["weight_decay"])
+
+    def _speed(self, parameter: nn.Parameter) -> Tensor | None:
+        return self.state.get(parameter, {}).get("momentum_buffer")
+
+    def _update_by_torch(self, moved: list[nn.Parameter], weight_decay: float) -> None:
+        sgd(
+            list(moved),
+            [one.grad for one in moved if one.grad is not None],
+            [self._speed(one) for one in moved],
+            fused=True,
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
+            weight_decay=weight_decay,
+            momentum=self.momentum,
+            lr=self.lr,  # type: ignore[arg-type]  # a tensor as well, so that a captured step reads its value
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+
+    def _update_by_kernel(self, moved: list[nn.Parameter], weight_decay: float) -> None:
+        from elle.engine.sgd_kernels import update_weights
+
+        speeds = [self._speed(one) for one in moved]
+        places = tuple(
+            (one.data_ptr(), one.data_ptr() if speed is None else speed.data_ptr(), one.numel())
+            for one, speed in zip(moved, speeds, strict=True)
+        )
+        if places not in self.chunks:
+            self.chunks[places] = _chunks(places, moved[0].device)
+        chunks = self.chunks[places]
+        # Triton launches where the host is, not where its arguments are.
+        with torch.cuda.device_of(moved[0]):  # type: ignore[no-untyped-call]
+            update_weights[(len(chunks),)](
+                tuple(one.grad for one in moved), chunks, self.lr, self.grad_scale, self.found_inf,
+                weight_decay, self.momentum, has_momentum=bool(self.momentum), block=CHUNK, num_warps=WARPS,
+            )  # fmt: skip
+
+
+def _suits(weight: Tensor) -> bool:
+    """Whether the kernel is for it: multiples of 16 bytes, without holes, so that a gradient lies as it does."""
+    whole = weight.numel() % 8 == 0 and weight.data_ptr() % 16 == 0
+    return whole and weight.dtype is torch.float32 and torch.ops.aten.is_non_overlapping_and_dense(weight)
+
+
+def _chunks(places: Places, device: torch.device) -> Tensor:
+    """Of each chunk of all tensors what the kernel wants to know."""
+    rows = [
+        (number, first, min(count - first, CHUNK), weights + 4 * first, speed + 4 * first)
+        for number, (weights, speed, count) in enumerate(places)
+        for first in range(0, count, CHUNK)
+    ]
+    return torch.tensor(rows, dtype=torch.int64, device=device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
@@ -17,16 +17,17 @@ from elle.core.second_order import twice_differentiable
 from elle.core.subspace import flattened
 from elle.data.resident import Resident
 from elle.data.streaming import Streaming
+from elle.engine import apart
 from elle.engine.averaging import Average
 from elle.engine.batchnorm import running_statistics
 from elle.engine.draws import Draws
-from elle.engine.half_weights import half_weights
+from elle.engine.half_weights import half_weights, lowered_weights
 from elle.engine.ranks import ALONE, Ranks
 from elle.engine.recomputing import blocks_to_recompute, recomputed
 from elle.engine.runtime import Precision, autocast
 from elle.engine.sgd import SGD
 from elle.methods import Method
-from elle.models.batch_norm import use_fused
+from elle.models.batch_norm import launchable, use_fused
 
 RECORDED = ("loss", "accuracy", "error", "weight", "threshold")
 """What each step writes down: the loss and accuracy at its own adversarial points, and the penalty's state."""
@@ -63,7 +64,8 @@ class Step:
         ranks: Ranks = ALONE,
         accumulate: int = 1,
     ) -> None:
-        use_fused(model, fused == "auto")
+        self.fused = fused == "auto"
+        use_fused(model, self.fused)
         self.memory, self.model, self.data, self.precision = memory, model, data, precision
         self.ranks, self.accumulate = ranks, accumulate
         self.average = Average(model, average) if average else None
@@ -101,6 +103,8 @@ class Step:
         self.method = method
         self.rule = method.weight.start(self.device) if method.weight is not None else {}
         self.blocks = blocks_to_recompute(self.model, method) if self.memory == "low" else []
+        self.apart = apart.Apart(self.model) if self._may_run_apart() else None
+        self.optimizer.expect_half(lowered_weights(self.model) if self._may_update_by_half() else [])
 
     def begin_phase(self) -> None:
         """What starts anew with a phase of the run."""
@@ -129,13 +133,16 @@ class Step:
 
     def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
-        with draws.part(0, len(y)), self._passes():
+        with draws.part(0, len(y)), self._passes(chains=1 if self.apart is None else 2) as second:
+            if self.apart is not None:
+                self.apart.begin()
             loss, logits, x_adv = self._loss(x, y, self.kept.get("delta"))
             terms = [loss]
             if self.blocks or penalty != "trained":
                 # Now, so that what the loss has kept is given back before the penalty needs room.
                 self._backward(terms.pop())
-            error = self._error(x, y, x_adv, logits, penalty)
+            with second():
+                error = self._error(x, y, x_adv, logits, penalty)
             seen, weight, threshold = self._weigh(error, penalty)
             if error is not None and penalty == "trained":
                 terms.append(weight * error)
@@ -191,22 +198,50 @@ class Step:
         method = self.method
         if method.regulariser is None or method.weight is None or penalty == "left out":
             return None
-        with torch.set_grad_enabled(penalty == "trained"), recomputed(self.model, self.blocks):
+        passes = contextlib.nullcontext() if self.apart is None else self.apart.passes()
+        with torch.set_grad_enabled(penalty == "trained"), recomputed(self.model, self.blocks), passes:
             return method.regulariser(self.model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
 
+    def _may_run_apart(self) -> bool:
+        """Whether the penalty's passes may run beside those of the loss, which they then must not need."""
+        method = self.method
+        return (
+            self.device.type == "cuda"
+            and method.regulariser is not None
+            and method.regulariser.form != "2p"
+            and self._lowers()
+            and self.accumulate == 1
+            and apart.suits(self.model)
+        )
+
+    def _lowers(self) -> bool:
+        """Whether a step makes half-precision copies of all weights at once.
+
+        Not of blocks that are computed anew, which is done outside of its passes; nor in steps that differentiate
+        twice, where each pass makes its own, so that their gradients are added up in float32.
+        """
+        return self.precision == "fp16" and not self.blocks and not self.method.double_backpropagation
+
+    def _may_update_by_half(self) -> bool:
+        """Whether the gradients may stay in float16 until the update: nothing is to be added to them before."""
+        alone = self.ranks.count == 1 and self.accumulate == 1
+        return self._lowers() and alone and self.fused and self.device.type == "cuda" and launchable(self.device)
+
     @contextlib.contextmanager
-    def _passes(self) -> Iterator[None]:
-        """Around all passes through the network: their precision, and what a gradient of a gradient needs."""
-        twice = self.method.double_backpropagation
-        # Not of blocks that are computed anew, which is done outside of this; nor in steps that differentiate twice,
-        # where each pass makes its own, so that their gradients are added up in float32.
-        lowered = self.precision == "fp16" and not self.blocks and not twice
+    def _passes(self, chains: int = 1) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
+        """Around all passes through the network: their precision, and what a gradient of a gradient needs.
+
+        The passes of a second chain are to be within what this yields.
+        """
+        twice, lowered = self.method.double_backpropagation, self._lowers()
         with (
             autocast(self.device, self.precision),
-            half_weights(self.model) if lowered else contextlib.nullcontext(),
+            half_weights(self.model, chains, self.fused)
+            if lowered
+            else contextlib.nullcontext(contextlib.nullcontext) as second,
             twice_differentiable() if twice else contextlib.nullcontext(),
         ):
-            yield
+            yield second
 
     def _backward(self, total: Tensor, keep: bool = False) -> None:
         with torch.autocast(self.device.type, enabled=False):

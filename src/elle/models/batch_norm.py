@@ -24,6 +24,7 @@ from torch.overrides import _get_current_function_mode_stack
 from elle.core.second_order.convolution import asked_for
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_Found = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -45,8 +46,8 @@ def use_fused(model: nn.Module, wanted: bool = True) -> None:
     kernels = _kernels() if wanted else None
     for layer in model.modules():
         if isinstance(layer, BatchNorm):
-            device, there = layer.weight.device, kernels is not None and _launchable(layer.weight.device)
-            layer.arrivals = kernels.arrivals(layer.num_features, device) if kernels and there else None
+            device = layer.weight.device
+            layer.arrivals = kernels.arrivals(layer.num_features, device) if kernels and launchable(device) else None
 
 
 @contextlib.contextmanager
@@ -72,13 +73,24 @@ def norm_act(
     return activation(x if addend is None else x + addend)  # type: ignore[no-any-return]
 
 
+def forked_norm_act(
+    norm: nn.Module, activation: nn.Module, x: Tensor, addend: Tensor | None = None, *, before: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`norm_act` twice, for a network that forks behind it: the kernels add up the gradients of both."""
+    if _activates(norm, activation, x, addend, before):
+        y, _, again = _fused(norm, x, before=before, after=addend, fork=True)
+        return y, again  # type: ignore[return-value]
+    y = norm_act(norm, activation, x, addend, before=before)
+    return y, y
+
+
 def sum_norm_act(
     norm: nn.Module, activation: nn.Module, x: Tensor, addend: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """activation(norm(s)) and s = x + addend."""
     if _activates(norm, activation, x, addend):
-        y, s = _fused(norm, x, before=addend, keep_sum=True)
-        return y, x if s is None else s
+        # Without an addend it is x, by way of the kernels: their backward adds up the gradients of both.
+        return _fused(norm, x, before=addend, keep_sum=True)[:2]  # type: ignore[return-value]
     x = x if addend is None else x + addend
     return activation(norm(x)), x
 
@@ -141,18 +153,18 @@ def _kernels() -> ModuleType | None:
 
 
 @functools.cache
-def _launchable(device: torch.device) -> bool:
-    """Whether a kernel runs there: Triton may be installed without the C compiler that it needs to launch one."""
-    if device.type != "cuda":
-        return True  # marked all the same; a GPU's tensors alone are given to the kernels
+def launchable(device: torch.device) -> bool:
+    """Whether Triton's kernels run there: it may be missing, or lack the C compiler that it needs to launch one."""
     kernels: Any = _kernels()
+    if kernels is None or device.type != "cuda":
+        return kernels is not None  # marked all the same; a GPU's tensors alone are given to the kernels
     x, channel = torch.zeros(1, 16, 1, 1, device=device), torch.ones(16, device=device)
     try:
         with torch.cuda.device(device):
             kernels.evaluated(x, channel, channel, channel, channel, 1e-5, relu=True)
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
-        warnings.warn(f"BatchNorm is left to torch: Triton is installed but cannot be used ({reason})", stacklevel=2)
+        warnings.warn(f"the work is left to torch: Triton is installed but cannot be used ({reason})", stacklevel=2)
         return False
     return True
 
@@ -165,14 +177,20 @@ def _fused(
     before: Tensor | None = None,
     after: Tensor | None = None,
     keep_sum: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """activation(norm(s) + after), and s = x + before where that is to be kept."""
+    fork: bool = False,
+) -> _Found:
+    """activation(norm(s) + after), s = x + before where that is to be kept, and the first once more at a fork."""
     function = _Trained if norm.training else _Evaluated
-    given = (x, norm.weight, norm.bias, before, after, norm, relu, keep_sum)
+    given = (x, norm.weight, norm.bias, before, after, norm, relu, keep_sum, fork)
     # Triton launches where the host is, not where its arguments are.
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        found: tuple[Tensor, Tensor | None] = function.apply(*given)  # type: ignore[no-untyped-call]
+        found: _Found = function.apply(*given)  # type: ignore[no-untyped-call]
     return found
+
+
+def _outputs(y: Tensor, total: Tensor | None, fork: bool) -> _Found:
+    """At a fork y is there a second time, in the same memory: autograd then keeps the gradients of both apart."""
+    return y, total, y.detach() if fork else None
 
 
 class _Trained(Function):
@@ -189,30 +207,36 @@ class _Trained(Function):
         norm: BatchNorm,
         relu: bool,
         keep_sum: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+        fork: bool,
+    ) -> _Found:
         kernels: Any = _kernels()
         running = kernels.Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum)
         total, mean, rstd = kernels.statistics(x, running, norm.eps, norm.arrivals, before=before)
-        y = kernels.normalised(total, weight, bias, mean, rstd, relu=relu, after=after)
+        y = kernels.normalised(total, weight, bias, mean, rstd, relu=relu, after=after, ready=before is None)
         # With an addend behind, y's sign is the ReLU's mask; otherwise x tells it, and y need not be kept.
         ctx.save_for_backward(total, weight, bias, mean, rstd, None if after is None else y)
         ctx.arrivals, ctx.relu = norm.arrivals, relu
         ctx.set_materialize_grads(False)
-        return y, total if keep_sum and before is not None else None
+        return _outputs(y, total if keep_sum else None, fork)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, for_y: Tensor | None, for_total: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, for_y: Tensor | None, for_total: Tensor | None, also: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, rstd, y = ctx.saved_tensors
+        for_y, also = (also, None) if for_y is None else (for_y, also)
         if for_y is None:
             return _gradients(ctx, for_total)
-        for_y, for_total = _laid_out(for_y), _laid_out(for_total)
+        for_y, also, for_total = _laid_out(for_y), _laid_out(also), _laid_out(for_total)
         kernels: Any = _kernels()
         layer = (weight, bias, mean, rstd)
-        for_weight, for_bias, masked = kernels.sums(for_y, x, *layer, ctx.arrivals, relu=ctx.relu, y=y)
-        # With an addend behind, what was written has passed the mask already.
-        relu = ctx.relu and y is None
-        for_x = kernels.gradient(masked, x, *layer, for_weight, for_bias, relu=relu, for_total=for_total)
+        for_weight, for_bias, masked = kernels.sums(for_y, x, *layer, ctx.arrivals, relu=ctx.relu, y=y, also=also)
+        # With an addend behind or a fork, the mask's result was written.
+        ready = masked is for_y
+        for_x = kernels.gradient(
+            masked, x, *layer, for_weight, for_bias, relu=ctx.relu and ready, for_total=for_total, ready=ready
+        )
         return _gradients(ctx, for_x, masked, for_weight, for_bias)
 
 
@@ -230,7 +254,8 @@ class _Evaluated(Function):
         norm: BatchNorm,
         relu: bool,
         keep_sum: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+        fork: bool,
+    ) -> _Found:
         kernels: Any = _kernels()
         trainable = any(ctx.needs_input_grad[1:3])
         layer = (weight, bias, norm.running_mean, norm.running_var)
@@ -240,23 +265,26 @@ class _Evaluated(Function):
         ctx.save_for_backward(total if trainable else None, *layer, y if relu else None)
         ctx.arrivals, ctx.eps = norm.arrivals, norm.eps
         ctx.set_materialize_grads(False)
-        return y, total if keep_sum and before is not None else None
+        return _outputs(y, total if keep_sum else None, fork)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, for_y: Tensor | None, for_total: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, for_y: Tensor | None, for_total: Tensor | None, also: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, variance, y = ctx.saved_tensors
+        for_y, also = (also, None) if for_y is None else (for_y, also)
         if for_y is None:
             return _gradients(ctx, for_total)
-        for_y, for_total = _laid_out(for_y), _laid_out(for_total)
+        for_y, also, for_total = _laid_out(for_y), _laid_out(also), _laid_out(for_total)
         kernels: Any = _kernels()
         for_weight = for_bias = None
         if asked_for(ctx, 1) or asked_for(ctx, 2):
             layer = (weight, bias, mean, (variance + ctx.eps).rsqrt())
-            for_weight, for_bias, for_y = kernels.sums(for_y, x, *layer, ctx.arrivals, relu=False, y=y)
-            y = None  # what was written has passed the mask
+            for_weight, for_bias, for_y = kernels.sums(for_y, x, *layer, ctx.arrivals, relu=False, y=y, also=also)
+            y = also = None  # what was written has passed the mask
         for_x, masked = kernels.evaluated_gradients(
-            for_y, weight, variance, ctx.eps, y=y, for_total=for_total, keep_masked=ctx.needs_input_grad[4]
+            for_y, weight, variance, ctx.eps, y=y, also=also, for_total=for_total, keep_masked=ctx.needs_input_grad[4]
         )
         return _gradients(ctx, for_x, masked, for_weight, for_bias)
 
@@ -275,4 +303,4 @@ def _gradients(
     """In the order of the functions' arguments; `before` has the gradient of x."""
     found = (for_x, for_weight, for_bias, for_x, for_after)
     wanted = zip(found, ctx.needs_input_grad[:5], strict=True)
-    return (*(one if needed else None for one, needed in wanted), None, None, None)
+    return (*(one if needed else None for one, needed in wanted), None, None, None, None)

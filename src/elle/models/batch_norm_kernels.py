@@ -7,14 +7,19 @@ adds up, the second writes. In eval mode one kernel writes either way.
 A kernel that adds up splits the rows into parts, one a program. A program goes through its part in chunks of
 `unroll` tiles of `rows` rows; it keeps one sum for each of a tile's `rows` x `columns` places and adds up over the
 places only in the end, so that its loop waits for nothing but memory: all loads of a chunk are under way together. The
-last program to arrive merges the parts, always in the same order.
+last program to arrive merges the parts, always in the same order. Of few rows there is one part, and no merging.
+
+Where `follows` is given, the second kernel of a pair is launched while the first still merges (programmatic dependent
+launch, from Hopper on): it loads what is `ready` by then, and waits for the first to end before it reads its results.
 
 With xhat = (x - mean) * rstd and g the gradient of y = w xhat + b behind the ReLU's mask, the gradients are sum(g) for
-b, sum(g xhat) for w, and w rstd (g - mean(g) - xhat mean(g xhat)) for x; in eval mode, w rstd g.
+b, sum(g xhat) for w, and w rstd (g - mean(g) - xhat mean(g xhat)) for x; in eval mode, w rstd g. Where y goes two ways,
+g comes in two parts, `g` and `also`, which the first kernel to read them adds up.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 PARTS_AT_ONCE: tl.constexpr = tl.constexpr(128)
 """So many parts are merged by one round of loads."""
@@ -159,17 +164,8 @@ def _settled(pivot, total, square, count):
 
 
 @triton.jit
-def _merge_statistics(
-    partial, mean, rstd, running_mean, running_var, batches, eps, momentum, count, channels, parts, rows_a_part,
-    columns: tl.constexpr,
-):  # fmt: skip
-    """mean and rstd of partial[2, parts, channels], means and sums of squared distances from them; the buffers move."""
-    column, inside = _channels(channels, columns)
-    # What will be needed in the end is under way from the beginning.
-    old_mean = tl.load(running_mean + column, mask=inside, other=0.0)
-    old_var = tl.load(running_var + column, mask=inside, other=0.0)
-    if batches is not None:
-        counted = tl.load(batches)
+def _merged_statistics(partial, column, inside, count, channels, parts, rows_a_part, columns: tl.constexpr):
+    """The mean and the squared distances from it, by those of partial[2, parts, channels]."""
     # Past the first cache, which another program's writes do not reach.
     pivot = tl.load(partial + column, mask=inside, other=0.0, cache_modifier=".cg")
     total = tl.zeros([columns], tl.float32)
@@ -184,24 +180,22 @@ def _merge_statistics(
         total_here, square_here = _added_distances(means - pivot[None, :], squares, size)
         total += total_here
         square += square_here
-    centre, square = _settled(pivot, total, square, count)
-    tl.store(mean + column, centre, mask=inside)
-    tl.store(rstd + column, _rstd(square / count, eps), mask=inside)
-    tl.store(running_mean + column, momentum * centre + (1.0 - momentum) * old_mean, mask=inside)
-    tl.store(running_var + column, momentum * (square / (count - 1)) + (1.0 - momentum) * old_var, mask=inside)
-    if batches is not None:
-        block, _ = _blocks(channels, columns)
-        if block == 0:
-            tl.store(batches, counted + 1)
+    return _settled(pivot, total, square, count)
+
+
+@triton.jit
+def _moved(buffer, old, value, momentum, column, inside):
+    tl.store(buffer + column, momentum * value + (1.0 - momentum) * old, mask=inside)
 
 
 @triton.jit(do_not_specialize=["count", "parts", "rows_a_part"])
 def add_statistics(
     x, addend, total, partial, arrivals, mean, rstd, running_mean, running_var, batches, eps, momentum,
     count, channels, parts, rows_a_part,
-    rows: tl.constexpr, columns: tl.constexpr, unroll: tl.constexpr,
+    rows: tl.constexpr, columns: tl.constexpr, unroll: tl.constexpr, alone: tl.constexpr,
+    follows: tl.constexpr,
 ):  # fmt: skip
-    """The statistics of x, or of total = x + addend, which is written.
+    """The statistics of x, or of total = x + addend, which is written; the layer's buffers move.
 
     Each place adds up distances d from the first of its n values, and their squares; the places are then added up in
     the same way, by distances from the first value of all. The square of such a value's own distance from the mean
@@ -209,7 +203,13 @@ def add_statistics(
     loses at most log2(n + 1) bits, on average one, however far the mean is from 0.
     """
     column, inside = _channels(channels, columns)
+    block, _ = _blocks(channels, columns)
     part, first, end = _part(channels, count, rows_a_part, columns)
+    # What will be needed in the end is under way from the beginning.
+    old_mean = tl.load(running_mean + column, mask=inside, other=0.0)
+    old_var = tl.load(running_var + column, mask=inside, other=0.0)
+    if batches is not None:
+        counted = tl.load(batches)
     pivot = _summed(x, addend, first * channels + column, inside)
     start_place, start_known = _rows(first, end, channels, column, inside, rows)
     shift = _summed(x, addend, start_place, start_known)
@@ -228,27 +228,36 @@ def add_statistics(
             away = tl.where(known[tile], values - shift, 0.0)
             sums += away
             squares += away * away
+    if follows:
+        gdc_launch_dependents()
     size = tl.cdiv(tl.maximum(end - first - tl.arange(0, rows), 0), rows).to(tl.float32)
     step = sums * (1.0 / tl.maximum(size, 1.0))[:, None]
     distance = shift - pivot[None, :] + step
     sum_here, square = _added_distances(distance, tl.maximum(squares - sums * step, 0.0), size)
     centre, square = _settled(pivot, sum_here, square, end - first)
-    target = partial + part * channels + column
-    tl.store(target, centre, mask=inside)
-    tl.store(target + parts * channels, square, mask=inside)
-    block, _ = _blocks(channels, columns)
-    if _is_last(arrivals + block, parts):
-        _merge_statistics(
-            partial, mean, rstd, running_mean, running_var, batches, eps, momentum,
-            count, channels, parts, rows_a_part, columns,
-        )  # fmt: skip
-        tl.store(arrivals + block, 0)  # for the next kernel
+    last = True
+    if not alone:
+        target = partial + part * channels + column
+        tl.store(target, centre, mask=inside)
+        tl.store(target + parts * channels, square, mask=inside)
+        last = _is_last(arrivals + block, parts)
+    if last:
+        if not alone:
+            centre, square = _merged_statistics(
+                partial, column, inside, count, channels, parts, rows_a_part, columns
+            )  # fmt: skip
+            tl.store(arrivals + block, 0)  # for the next kernel
+        tl.store(mean + column, centre, mask=inside)
+        tl.store(rstd + column, _rstd(square / count, eps), mask=inside)
+        _moved(running_mean, old_mean, centre, momentum, column, inside)
+        _moved(running_var, old_var, square / (count - 1), momentum, column, inside)
+        if batches is not None and block == 0:
+            tl.store(batches, counted + 1)
 
 
 @triton.jit
-def _merge_sums(partial, for_bias, for_weight, channels, parts, columns: tl.constexpr):
+def _merged_sums(partial, column, inside, channels, parts, columns: tl.constexpr):
     """The sums over partial[2, parts, channels]."""
-    column, inside = _channels(channels, columns)
     sum_g = tl.zeros([columns], tl.float32)
     g_xhat = tl.zeros([columns], tl.float32)
     for start in range(0, parts, PARTS_AT_ONCE):
@@ -260,18 +269,22 @@ def _merge_sums(partial, for_bias, for_weight, channels, parts, columns: tl.cons
         sum_here, product_here = _both(of_g, of_g_xhat)
         sum_g += sum_here
         g_xhat += product_here
-    tl.store(for_bias + column, sum_g, mask=inside)
-    tl.store(for_weight + column, g_xhat, mask=inside)
+    return sum_g, g_xhat
 
 
 @triton.jit(do_not_specialize=["count", "parts", "rows_a_part"])
 def add_gradients(
-    g, x, y, masked, partial, arrivals, for_bias, for_weight, mean, rstd, weight, bias,
+    g, also, x, y, masked, partial, arrivals, for_bias, for_weight, mean, rstd, weight, bias,
     count, channels, parts, rows_a_part,
-    relu: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, unroll: tl.constexpr,
+    relu: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, unroll: tl.constexpr, alone: tl.constexpr,
+    follows: tl.constexpr,
 ):  # fmt: skip
-    """sum(g) and sum(g xhat) behind the ReLU's mask, which x tells, or else y; g is then written, masked."""
+    """sum(g) and sum(g xhat) behind the ReLU's mask, which y tells if given, or else x.
+
+    g behind the mask is written to `masked` if y is given, or another part of g.
+    """
     column, inside = _channels(channels, columns)
+    block, _ = _blocks(channels, columns)
     part, first, end = _part(channels, count, rows_a_part, columns)
     centre = _of_channels(mean, column, inside)
     r = _of_channels(rstd, column, inside)
@@ -282,32 +295,44 @@ def add_gradients(
     for start in range(first, end, unroll * rows):
         places, known = _chunk(start, end, channels, column, inside, rows, unroll)
         of_g = _all_loaded(g, places, known)
+        of_also = _all_loaded(also, places, known)
         of_x = _all_loaded(x, places, known)
         of_y = _all_loaded(y, places, known)
         for tile in tl.static_range(unroll):
-            here = of_g[tile].to(tl.float32)
+            if also is not None:
+                here = _sum(of_g[tile], of_also[tile])
+            else:
+                here = of_g[tile].to(tl.float32)
             values = of_x[tile].to(tl.float32)
             if y is not None:
                 here = tl.where(of_y[tile] > 0.0, here, 0.0)
-                tl.store(masked + places[tile], here.to(masked.dtype.element_ty), mask=known[tile])
             elif relu:
                 here = tl.where(_affine(values, centre, r, w, b) > 0.0, here, 0.0)
+            if y is not None or also is not None:
+                tl.store(masked + places[tile], here.to(masked.dtype.element_ty), mask=known[tile])
             sums += here
             products += here * (values - centre)  # outside of the array g is 0
+    if follows:
+        gdc_launch_dependents()
     sum_g, g_xhat = _both(sums, products * r)
-    target = partial + part * channels + column
-    tl.store(target, sum_g, mask=inside)
-    tl.store(target + parts * channels, g_xhat, mask=inside)
-    block, _ = _blocks(channels, columns)
-    if _is_last(arrivals + block, parts):
-        _merge_sums(partial, for_bias, for_weight, channels, parts, columns)
-        tl.store(arrivals + block, 0)
+    last = True
+    if not alone:
+        target = partial + part * channels + column
+        tl.store(target, sum_g, mask=inside)
+        tl.store(target + parts * channels, g_xhat, mask=inside)
+        last = _is_last(arrivals + block, parts)
+    if last:
+        if not alone:
+            sum_g, g_xhat = _merged_sums(partial, column, inside, channels, parts, columns)
+            tl.store(arrivals + block, 0)
+        tl.store(for_bias + column, sum_g, mask=inside)
+        tl.store(for_weight + column, g_xhat, mask=inside)
 
 
 @triton.jit(do_not_specialize=["count"])
 def write_normalised(
     x, before, after, total, y, mean, spread, weight, bias, eps, count, channels,
-    relu: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+    relu: tl.constexpr, follows: tl.constexpr, ready: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     """y = w xhat + b of x, or of x + before; plus `after` where there is one, and behind a ReLU if asked.
 
@@ -315,9 +340,13 @@ def write_normalised(
     """
     column, inside = _channels(channels, columns)
     place, known = _tile(channels, count, column, inside, rows, columns)
-    r = _rstd(_of_channels(spread, column, inside), eps)
     w, b = _of_channels(weight, column, inside), _of_channels(bias, column, inside)
+    if follows and not ready:
+        gdc_wait()
     values = _summed(x, before, place, known)
+    if follows and ready:
+        gdc_wait()
+    r = _rstd(_of_channels(spread, column, inside), eps)
     if total is not None:
         tl.store(total + place, values.to(total.dtype.element_ty), mask=known)
     result = _affine(values, _of_channels(mean, column, inside), r, w, b)
@@ -331,19 +360,23 @@ def write_normalised(
 @triton.jit(do_not_specialize=["count"])
 def write_gradient(
     g, x, for_total, for_x, for_bias, for_weight, mean, rstd, weight, bias, count, channels,
-    relu: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+    relu: tl.constexpr, follows: tl.constexpr, ready: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     """w rstd (g - mean(g) - xhat mean(g xhat)), plus the gradient that x has from elsewhere, where there is one."""
     column, inside = _channels(channels, columns)
     place, known = _tile(channels, count, column, inside, rows, columns)
     centre, r = _of_channels(mean, column, inside), _of_channels(rstd, column, inside)
     w, b = _of_channels(weight, column, inside), _of_channels(bias, column, inside)
+    if follows and not ready:
+        gdc_wait()
+    here = _read(g, place, known)
+    values = _read(x, place, known)
+    if follows and ready:
+        gdc_wait()
     # Of each channel, so that a value costs two multiplications and additions.
     share = r * w * (1.0 / count)
     offset = share * _of_channels(for_bias, column, inside)
     slope = share * r * _of_channels(for_weight, column, inside)
-    here = _read(g, place, known)
-    values = _read(x, place, known)
     if relu:
         here = tl.where(_affine(values, centre, r, w, b) > 0.0, here, 0.0)
     result = (r * w) * here - (slope * (values - centre) + offset)
@@ -354,7 +387,7 @@ def write_gradient(
 
 @triton.jit(do_not_specialize=["count"])
 def write_scaled(
-    g, y, for_total, for_x, masked, variance, weight, eps, count, channels,
+    g, also, y, for_total, for_x, masked, variance, weight, eps, count, channels,
     rows: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     """In eval mode w rstd g behind the ReLU's mask, which y tells if given, plus what x has from elsewhere.
@@ -364,7 +397,7 @@ def write_scaled(
     column, inside = _channels(channels, columns)
     place, known = _tile(channels, count, column, inside, rows, columns)
     scale = _rstd(_of_channels(variance, column, inside), eps) * _of_channels(weight, column, inside)
-    here = _read(g, place, known)
+    here = _summed(g, also, place, known)
     if y is not None:
         here = tl.where(_read(y, place, known) > 0.0, here, 0.0)
     if masked is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,9 @@ STATISTICS = Adding(32, 4, 8, 256)
 SUMS = Adding(32, 8, 16, 128)
 WRITING = Writing(32, 128, 4)
 """Best of several on an H200, for few rows and for many; benchmarks/normalisation.py compares them."""
+FEW = Adding(16, 8, 16, 1)
+FEW_ROWS = 2048
+"""So few are added up by one program for each block of channels: merging parts would take longer than they do."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,9 @@ class Running:
 class _Adders:
     """Programs that add up over the rows of x, a part of them each, and read `arrays` arrays of its shape."""
 
-    def __init__(self, x: Tensor, arrays: int, tiles: Adding) -> None:
+    def __init__(self, x: Tensor, arrays: int, tiles: Adding | None, usual: Adding) -> None:
         channels, count = x.shape[1], x.numel() // x.shape[1]
+        tiles = tiles or (FEW if count <= FEW_ROWS else usual)
         columns = _columns(channels, tiles.columns)
         rows = 32 * tiles.warps * 16 // (columns * x.element_size())
         across = triton.cdiv(channels, columns)
@@ -62,7 +67,8 @@ class _Adders:
         unroll = 1 << (max(tiles.loads // arrays, 1).bit_length() - 1)
         self.grid = (across * parts,)
         self.size = (count, channels, parts, rows_a_part)
-        self.shape = {"rows": rows, "columns": columns, "unroll": unroll, "num_warps": tiles.warps}
+        self.shape = {"rows": rows, "columns": columns, "unroll": unroll, "alone": parts == 1, "num_warps": tiles.warps}
+        self.shape["follows"] = _follows(x.device)
         self.partial = torch.empty(2, parts, channels, dtype=torch.float32, device=x.device)
 
 
@@ -76,6 +82,19 @@ class _Writers:
         self.grid = (triton.cdiv(channels, columns) * triton.cdiv(count, tiles.rows),)
         self.size = (count, channels)
         self.shape = {"rows": tiles.rows, "columns": columns, "num_warps": tiles.warps}
+
+    def after_adders(self, x: Tensor, ready: bool) -> dict[str, int]:
+        """For the second kernel of a pair; `ready`: what it reads was there before the first."""
+        return self.shape | ({"follows": True, "ready": ready, "launch_pdl": True} if _follows(x.device) else ALONE)
+
+
+ALONE = {"follows": False, "ready": False}
+
+
+@functools.cache
+def _follows(device: torch.device) -> bool:
+    """Whether a kernel can be launched before the one that it waits for has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _columns(channels: int, most: int) -> int:
@@ -93,7 +112,7 @@ def statistics(
     before: Tensor | None = None, tiles: Adding | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """x + before, and the mean and rstd of its channels."""
-    adders = _Adders(x, 1 if before is None else 2, tiles or STATISTICS)
+    adders = _Adders(x, 1 if before is None else 2, tiles, STATISTICS)
     total = x if before is None else torch.empty_like(x)
     mean, rstd = torch.empty_like(running.mean), torch.empty_like(running.mean)
     moved = (running.mean, running.var, running.batches, eps, running.momentum)
@@ -105,27 +124,27 @@ def statistics(
 
 def normalised(
     x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, *, relu: bool,
-    after: Tensor | None = None, tiles: Writing | None = None,
+    after: Tensor | None = None, ready: bool = False, tiles: Writing | None = None,
 ) -> Tensor:  # fmt: skip
-    """y = activation(w xhat + b + after)."""
+    """y = activation(w xhat + b + after), behind `statistics`; `ready`: x was there before those."""
     writers, y = _Writers(x, tiles), torch.empty_like(x)
     layer = (mean, rstd, weight, bias, None)
     kernels.write_normalised[writers.grid](
-        x, None, after, None, y, *layer, *writers.size, relu=relu, **writers.shape
+        x, None, after, None, y, *layer, *writers.size, relu=relu, **writers.after_adders(x, ready)
     )  # fmt: skip
     return y
 
 
 def sums(
     g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, arrivals: Tensor, *, relu: bool,
-    y: Tensor | None = None, tiles: Adding | None = None,
+    y: Tensor | None = None, also: Tensor | None = None, tiles: Adding | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of weight and bias, and, where y tells the mask, g behind it; else g itself."""
-    adders = _Adders(x, 2 if y is None else 3, tiles or SUMS)
-    masked = g if y is None else torch.empty_like(x)
+    """The gradients of weight and bias, and, where y tells the mask or there is `also`, g behind it; else g itself."""
+    adders = _Adders(x, 2 + (y is not None) + (also is not None), tiles, SUMS)
+    masked = g if y is None and also is None else torch.empty_like(x)
     for_weight, for_bias = torch.empty_like(weight), torch.empty_like(bias)
     kernels.add_gradients[adders.grid](
-        g, x, y, masked, adders.partial, arrivals, for_bias, for_weight, mean, rstd, weight, bias, *adders.size,
+        g, also, x, y, masked, adders.partial, arrivals, for_bias, for_weight, mean, rstd, weight, bias, *adders.size,
         relu=relu, **adders.shape,
     )  # fmt: skip
     return for_weight, for_bias, masked
@@ -133,13 +152,17 @@ def sums(
 
 def gradient(
     g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, for_weight: Tensor,
-    for_bias: Tensor, *, relu: bool, for_total: Tensor | None = None, tiles: Writing | None = None,
+    for_bias: Tensor, *, relu: bool, for_total: Tensor | None = None, ready: bool = False,
+    tiles: Writing | None = None,
 ) -> Tensor:  # fmt: skip
-    """The gradient of x, by those of weight and bias; for_total is what x has from elsewhere."""
+    """The gradient of x, by those of weight and bias; for_total is what x has from elsewhere.
+
+    Behind `sums`; `ready`: g was there before those.
+    """
     writers, for_x = _Writers(x, tiles), torch.empty_like(x)
     kernels.write_gradient[writers.grid](
         g, x, for_total, for_x, for_bias, for_weight, mean, rstd, weight, bias, *writers.size,
-        relu=relu, **writers.shape,
+        relu=relu, **writers.after_adders(x, ready),
     )  # fmt: skip
     return for_x
 
@@ -153,19 +176,20 @@ def evaluated(
     total = torch.empty_like(x) if keep_sum and before is not None else None
     layer = (mean, variance, weight, bias, eps)
     kernels.write_normalised[writers.grid](
-        x, before, after, total, y, *layer, *writers.size, relu=relu, **writers.shape
+        x, before, after, total, y, *layer, *writers.size, relu=relu, **ALONE, **writers.shape
     )  # fmt: skip
     return y, x if before is None else total
 
 
 def evaluated_gradients(
     g: Tensor, weight: Tensor, variance: Tensor, eps: float, *, y: Tensor | None = None,
-    for_total: Tensor | None = None, keep_masked: bool = False, tiles: Writing | None = None,
+    also: Tensor | None = None, for_total: Tensor | None = None, keep_masked: bool = False,
+    tiles: Writing | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """In eval mode the gradient of x, and, if it is to be kept, g behind the mask that y tells: that of `after`."""
+    """In eval mode the gradient of x, and, if it is to be kept, that of `after`: g + also behind the mask y tells."""
     writers, for_x = _Writers(g, tiles), torch.empty_like(g)
-    masked = torch.empty_like(g) if keep_masked and y is not None else None
+    masked = torch.empty_like(g) if keep_masked and (y is not None or also is not None) else None
     kernels.write_scaled[writers.grid](
-        g, y, for_total, for_x, masked, variance, weight, eps, *writers.size, **writers.shape
+        g, also, y, for_total, for_x, masked, variance, weight, eps, *writers.size, **writers.shape
     )  # fmt: skip
     return for_x, g if masked is None else masked

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elle.models.batch_norm import BatchNorm, called_plainly, norm_act, sum_norm_act
+from elle.models.batch_norm import BatchNorm, called_plainly, forked_norm_act, norm_act, sum_norm_act
 
 Activation = Callable[[], nn.Module]
 SMALL = 64
@@ -47,12 +47,19 @@ class PostActBlock(nn.Module):
         self.activation = activation()
 
     def forward(self, x: Tensor) -> Tensor:
-        skip = x if self.downsample is None else self.downsample(x)
-        out = x
-        for k in range(1, self.depth + 1):
-            out = getattr(self, f"conv{k}")(out)
-            out = norm_act(getattr(self, f"bn{k}"), self.activation, out, skip if k == self.depth else None)
-        return out
+        return norm_act(*self._last_layer(x, x))
+
+    def forked(self, x: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+        """The block's output twice, for its input given twice: once for its layers, once for what goes past them."""
+        return forked_norm_act(*self._last_layer(x, skip))
+
+    def _last_layer(self, x: Tensor, skip: Tensor) -> tuple[nn.Module, nn.Module, Tensor, Tensor]:
+        """The last BatchNorm, the activation, and what they are applied to: `norm_act` makes the output of it."""
+        skip = skip if self.downsample is None else self.downsample(skip)
+        for k in range(1, self.depth):
+            x = norm_act(getattr(self, f"bn{k}"), self.activation, getattr(self, f"conv{k}")(x))
+        norm, conv = getattr(self, f"bn{self.depth}"), getattr(self, f"conv{self.depth}")
+        return norm, self.activation, conv(x), skip
 
 
 class PreActBlock(nn.Module):
@@ -86,8 +93,8 @@ class PreActBlock(nn.Module):
         """The k-th layer's output for x + addend, and what goes past the block if k is 1."""
         norm, conv = getattr(self, f"bn{k}"), getattr(self, f"conv{k}")
         if k == 1 and self.shortcut is not None:
-            out = norm_act(norm, self.activation, x, before=addend)
-            return conv(out), self.shortcut(out)
+            out, again = forked_norm_act(norm, self.activation, x, before=addend)
+            return conv(out), self.shortcut(again)
         out, x = sum_norm_act(norm, self.activation, x, addend)
         return conv(out), x
 
@@ -109,6 +116,11 @@ def _stages(
             width_in = 4 * width if bottleneck else width
         stages.append(stage)
     return stages
+
+
+def _unseen(norm: nn.Module, *modules: nn.Module) -> bool:
+    """Whether these may hand on something else than they return: a BatchNorm may fuse it, and nobody looks on."""
+    return isinstance(norm, BatchNorm) and norm.arrivals is not None and all(map(called_plainly, modules))
 
 
 def _he_initialise(model: nn.Module) -> None:
@@ -140,10 +152,31 @@ class ResNet(nn.Module):
         _he_initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.maxpool(norm_act(self.bn1, self.activation, self.conv1(x)))
-        out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
+        out = self.conv1(x)
+        if self._hands_on():
+            out = self._handed_on(out)
+        else:
+            out = self.maxpool(norm_act(self.bn1, self.activation, out))
+            out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
         logits: Tensor = self.fc(F.adaptive_avg_pool2d(out, 1).flatten(1))
         return logits
+
+    def _hands_on(self) -> bool:
+        """Whether blocks may give their output to the next one twice: those that were built here, one after another."""
+        stages = [self.layer1, self.layer2, self.layer3, self.layer4]
+        blocks = [block for stage in stages for block in stage.children()]
+        built = all(type(one) is nn.Sequential for one in stages) and all(type(one) is PostActBlock for one in blocks)
+        return built and _unseen(self.bn1, self.maxpool, *stages, *blocks)
+
+    def _handed_on(self, x: Tensor) -> Tensor:
+        """The last block's output; the BatchNorm before a fork gets the gradients of both ways, and adds them up."""
+        x, skip = forked_norm_act(self.bn1, self.activation, x)
+        if not isinstance(self.maxpool, nn.Identity):
+            x = skip = self.maxpool(x)
+        for block in (*self.layer1, *self.layer2, *self.layer3, *self.layer4):
+            assert isinstance(block, PostActBlock)
+            x, skip = block.forked(x, skip)
+        return x
 
 
 class PreActResNet(nn.Module):
@@ -186,8 +219,7 @@ class PreActResNet(nn.Module):
 
         Only where that BatchNorm may fuse the two, and nobody wants to see or to replace what a block computes.
         """
-        fused = isinstance(self.bn, BatchNorm) and self.bn.arrivals is not None
-        if not fused or not all(map(called_plainly, (self.blocks, *self.blocks))):
+        if not _unseen(self.bn, self.blocks, *self.blocks):
             return self.blocks(x), None
         skip: Tensor | None = None
         for block in self.blocks:

@@ -1,0 +1,124 @@
+"""Convolutions whose weight gradients are computed on a stream of their own.
+
+A backward pass goes from layer to layer, and each waits for the one before. What nothing waits for until the update are
+the weights' gradients: beside that chain, they fill a GPU that its small kernels leave half idle.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from elle.core.second_order.convolution import asked_for
+from elle.models import first_convolution
+
+BEHIND = 3
+"""So many weight gradients may be under way; the images and gradients that they read are kept as long."""
+
+Settings = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
+"""Of a convolution: stride, padding, dilation and groups."""
+
+
+class Beside:
+    """Work beside a device's current stream, within one step; on a CPU, or unless wanted, it is simply done."""
+
+    def __init__(self, device: torch.device, wanted: bool = True, kernels: bool = True) -> None:
+        self.side = _side(device) if wanted and device.type == "cuda" else None
+        self.kernels = kernels
+        """Whether kernels of our own may compute a network's first convolution."""
+        self.under_way: deque[tuple[Any, tuple[Tensor, ...]]] = deque()
+        self.found: dict[int, Tensor] = {}
+        """The gradient of each weight that has one, by its place in memory."""
+
+    def start(self, weight: Tensor, work: Callable[[], Tensor], *read: Tensor) -> Tensor | None:
+        """Have `work` compute a gradient of `weight`; returned, unfinished, if it is the first, else added to that."""
+        if self.side is None:
+            return work()
+        current = torch.cuda.current_stream()
+        while len(self.under_way) >= BEHIND:
+            current.wait_event(self.under_way.popleft()[0])
+        self.side.wait_stream(current)
+        with torch.cuda.stream(self.side):
+            gradient = work()
+            first = self.found.setdefault(weight.data_ptr(), gradient)
+            if first is not gradient:
+                first += gradient
+            done = self.side.record_event()
+        # What is read would be given away once the current stream has no use for it.
+        self.under_way.append((done, (*read, gradient)))
+        return gradient if first is gradient else None
+
+    def finish(self) -> None:
+        """Have the current stream wait for all that is under way."""
+        while self.under_way:
+            torch.cuda.current_stream().wait_event(self.under_way.popleft()[0])
+        self.found.clear()
+
+    def convolution(self, layer: nn.Conv2d) -> Callable[[Tensor, Tensor, None], Tensor]:
+        """What takes the place of the `_conv_forward` of a layer that `suits`."""
+        settings = (layer.stride, layer.padding, layer.dilation, layer.groups)
+
+        def forward(x: Tensor, weight: Tensor, bias: None) -> Tensor:
+            first = self.kernels and first_convolution.takes(layer, x, weight)  # which reads x in any type
+            x = x if first else x.to(weight.dtype)
+            y: Tensor = _Convolution.apply(x, weight, settings, self, first)  # type: ignore[no-untyped-call]
+            return y
+
+        return forward
+
+
+def suits(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Whether a layer's weight gradients may be computed beside: a plain convolution without a bias."""
+    return (
+        type(layer) is nn.Conv2d
+        and layer.bias is None
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+    )
+
+
+@functools.cache
+def _side(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+class _Convolution(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, settings: Settings, beside: Beside, first: bool) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.settings, ctx.beside, ctx.first = settings, beside, first
+        if first:
+            return first_convolution.convolved(x, weight)
+        stride, padding, dilation, groups = settings
+        return torch.conv2d(x, weight, None, stride, padding, dilation, groups)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        gradient = functools.partial(_gradient, g, x, weight, ctx.settings)
+        for_weight = None
+        if asked_for(ctx, 1):
+            for_weight = ctx.beside.start(weight, functools.partial(gradient, 1), g, x)
+        for_x = None
+        if asked_for(ctx, 0):
+            for_x = first_convolution.input_gradient(g, x, weight) if ctx.first else gradient(0)
+        return for_x, for_weight, None, None, None
+
+
+def _gradient(g: Tensor, x: Tensor, weight: Tensor, settings: Settings, of: int) -> Tensor:
+    """Of the convolution's images (0) or weights (1)."""
+    stride, padding, dilation, groups = settings
+    asked = [of == 0, of == 1, False]
+    found = torch.ops.aten.convolution_backward(
+        g, x.to(g.dtype), weight, None, stride, padding, dilation, False, [0, 0], groups, asked
+    )  # fmt: skip
+    gradient: Tensor = found[of]
+    return gradient

@@ -1,0 +1,101 @@
+"""Passes beside others: what they write is what they would have written as the last of all."""
+
+import pytest
+import torch
+from torch import nn
+
+from elle.engine.apart import Apart, suits
+from elle.engine.batchnorm import RanksBatchNorm
+from elle.engine.ranks import ALONE
+from elle.models.registry import build_model
+from elle.models.small_cnn import SmallCNN
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
+
+
+def images(number):
+    return torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(number)) + number
+
+
+def test_running_statistics_move_as_if_the_passes_had_come_last():
+    plain, parted = network(), network()
+    apart = Apart(parted)
+    for step in range(3):
+        apart.begin()
+        for number in (3 * step, 3 * step + 1):
+            plain(images(number))
+            parted(images(number))
+        expected = plain(images(3 * step + 2))
+        with apart.passes():
+            found = parted(images(3 * step + 2))
+            assert parted[1].num_batches_tracked is apart.aside[0]["num_batches_tracked"]
+        assert torch.equal(found, expected)
+        torch.testing.assert_close(parted.state_dict(), plain.state_dict(), rtol=1e-6, atol=1e-7)
+
+
+def test_layers_in_eval_mode_are_left_alone():
+    model = network()
+    model[1].eval()
+    before = model[1].running_mean.clone()
+    apart = Apart(model)
+    with apart.passes():
+        model(images(1))
+    assert torch.equal(model[1].running_mean, before)
+    assert model[1].num_batches_tracked == 0
+    assert model[4].num_batches_tracked == 1
+
+
+def test_a_network_without_batch_norm_has_nothing_to_write():
+    model = SmallCNN((3, 32, 32), 10, nn.ReLU)
+    x = torch.rand(2, 3, 32, 32)
+    with Apart(model).passes():
+        found = model(x)
+    assert torch.equal(found, model(x))
+
+
+def test_statistics_that_were_not_finite_are_not_remembered():
+    model = network()
+    apart = Apart(model)
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    with apart.passes():
+        model(images(1) * torch.inf)
+    assert not model[1].running_mean.isfinite().all()
+    model.load_state_dict(kept)
+    with apart.passes():
+        model(images(1))
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+
+
+def test_what_fails_leaves_the_layers_as_they_were():
+    model = network()
+    with pytest.raises(RuntimeError), Apart(model).passes():
+        model(torch.zeros(1, 5, 8, 8))
+    assert model[1].momentum == 0.1
+    assert set(dict(model.named_buffers())) == set(dict(network().named_buffers()))
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (network(), True),
+        (build_model("preact-resnet18", (3, 32, 32), 10, normalise=([0.5] * 3, [0.2] * 3)), True),
+        (SmallCNN((3, 32, 32), 10, nn.ReLU), True),
+        (nn.Sequential(network(), Counting()), False),
+        (nn.Sequential(network(), nn.BatchNorm2d(4, momentum=0.2)), False),
+        (nn.BatchNorm2d(4, momentum=None), False),
+        (nn.BatchNorm2d(4, track_running_stats=False), False),
+        (RanksBatchNorm(nn.BatchNorm2d(4), ALONE), False),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU()), False),
+    ],
+)
+def test_networks_that_write_something_else_are_passed_one_after_another(model, expected):
+    assert suits(model) is expected
