@@ -151,7 +151,7 @@ class Config(BaseModel):
         "auto", description="low: E_lin and its exact gradient in the memory of an FGSM step, for a fifth more passes"
     )
     fused: Literal["auto", "off"] = Field(
-        "auto", description="auto: BatchNorm, ReLU and sums of elle's residual networks in one GPU kernel (with Triton)"
+        "auto", description="auto: BatchNorm, ReLU, sums and other small work by GPU kernels of our own (with Triton)"
     )
 
     @model_validator(mode="after")
