@@ -15,13 +15,15 @@ class _Speed:
     step: float
     penalty: float
     """The same in the penalty's batches, three times as large, which use the chip better."""
+    evaluation: float
+    """What an image takes in eval mode, of what it takes with PreActResNet18."""
 
 
 # A fifth of FGSM's step, and a ninth of what ELLE's takes beyond it; ResNet50 at 224 pixels.
 _SPEEDS = {
-    "preact-resnet18": _Speed(0.802, 0.496),
-    "wide-resnet-28-10": _Speed(3.63, 3.19),
-    "resnet50": _Speed(7.40, 5.64),
+    "preact-resnet18": _Speed(0.695, 0.389, 1.0),
+    "wide-resnet-28-10": _Speed(3.63, 3.19, 4.5),
+    "resnet50": _Speed(7.40, 5.64, 9.2),
 }
 _FILES_SIZE = 224
 """Pixels a side of image files, where a run names no size: that of ResNet50's speed."""
@@ -32,8 +34,8 @@ _IMAGES = {
     "imagenet": (1_281_167, 50_000),
 }
 """Training and test images; other sets are too small to count."""
-_DOUBLE_BACKPROPAGATION = 1.55
-"""A step of GradAlign, 9 passes, takes as long as 14 of FGSM's."""
+_DOUBLE_BACKPROPAGATION = 1.8
+"""A step of GradAlign, 9 passes, takes as long as 16 of FGSM's."""
 _EVALUATION = {"pgd-20": 0.0002, "pgd-50-10": 0.0025, "autoattack": 0.015}
 """Seconds a test image with PreActResNet18, half of which survive: 7.8 us a forward and backward of an image, measured
 in PGD-50-10, and 3.3 us a forward, which most of AutoAttack's questions are (5,000 of Square to each survivor)."""
@@ -59,7 +61,7 @@ def _seconds(config: Config) -> float:
     if config.phases:
         step *= sum(phase.epochs * _area(phase.image_size) for phase in config.phases) / (config.epochs or 1)
     evaluated = sum(_EVALUATION.get(name.strip(), 0) for name in config.final.split(",")) * _area(config.image_size)
-    return step / 1000 * seen / 128 + evaluated * test * speed.step / _SPEEDS["preact-resnet18"].step
+    return step / 1000 * seen / 128 + evaluated * test * speed.evaluation
 
 
 def _area(image_size: int | None) -> float:
