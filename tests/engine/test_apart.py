@@ -1,17 +1,21 @@
 """Passes beside others: what they write is what they would have written as the last of all."""
 
 import contextlib
+import dataclasses
 
 import pytest
 import torch
 from torch import nn
 
+from elle.core.linearity import Linearity
 from elle.engine.apart import Apart, suits
 from elle.engine.batchnorm import RanksBatchNorm
 from elle.engine.ranks import ALONE
+from elle.engine.step import Step
 from elle.models.batch_norm import BatchNorm
 from elle.models.registry import build_model
 from elle.models.small_cnn import SmallCNN
+from tests.engine.steps import make_step, small_cnn
 
 
 def network():
@@ -109,6 +113,29 @@ def test_what_fails_leaves_the_layers_as_they_were():
         model(torch.zeros(1, 5, 8, 8))
     assert model[1].momentum == 0.1
     assert set(dict(model.named_buffers())) == set(dict(network().named_buffers()))
+
+
+OPTIONS = {
+    "plain": {}, "several forwards": {"alpha": "max"}, "a share": {"share": 0.5}, "two pairs": {"samples": 2},
+    "five points": {"form": "5-point"}, "logits": {"on": "logits", "norm": "l2"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("penalty", ["trained", "measured", "left out"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_step_is_the_one_in_a_row(monkeypatch, options, penalty):
+    """Of a network with torch's BatchNorm, whose backward has the running statistics at hand."""
+    states = []
+    for parted in (False, True):
+        monkeypatch.setattr(Step, "_may_run_apart", lambda step, parted=parted: parted and suits(step.model))
+        step = make_step("elle", network=small_cnn, precision="fp16", weight=5.0)
+        step.use(dataclasses.replace(step.method, regulariser=Linearity(**OPTIONS[options])))
+        assert (step.apart is not None) == parted
+        for number in range(2):
+            step(torch.arange(8 * number, 8 * number + 8), penalty=penalty)
+        states.append(step.state())
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=1e-4, atol=1e-6, equal_nan=True, msg=name)
 
 
 class Counting(nn.Module):

@@ -90,7 +90,9 @@ class Apart:
         current.wait_stream(self.stream)
 
     def _move(self) -> None:
-        buffers = [layer.get_buffer(name) for layer in self.layers for name in _MOVED]
+        # `data`, whose changes autograd does not count, as it does not count those by a forward: the loss's backward has
+        # the buffers at hand, though in train mode it does not read them.
+        buffers = [layer.get_buffer(name).data for layer in self.layers for name in _MOVED]
         torch._foreach_mul_(buffers, self.factors)
         torch._foreach_add_(buffers, [aside[name] for aside in self.aside for name in _MOVED])
         counts = [layer.get_buffer(_COUNTED) for layer in self.layers]
