@@ -90,8 +90,8 @@ class Apart:
         current.wait_stream(self.stream)
 
     def _move(self) -> None:
-        # `data`, whose changes autograd does not count, as it does not count those by a forward: the loss's backward has
-        # the buffers at hand, though in train mode it does not read them.
+        # `data`, whose changes autograd does not count, as it does not count a forward's: the backward of torch's layer
+        # has the buffers at hand, though in train mode it does not read them.
         buffers = [layer.get_buffer(name).data for layer in self.layers for name in _MOVED]
         torch._foreach_mul_(buffers, self.factors)
         torch._foreach_add_(buffers, [aside[name] for aside in self.aside for name in _MOVED])
