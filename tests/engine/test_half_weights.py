@@ -192,6 +192,17 @@ def test_layers_for_which_autocast_is_off_keep_their_weights(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
 
 
+def test_a_call_with_other_parameters_is_computed_by_those():
+    torch.manual_seed(0)
+    layer, x = nn.Linear(3, 4), torch.randn(2, 3)
+    others = {name: value.detach() * 2 for name, value in layer.named_parameters()}
+    with torch.autocast("cpu", torch.float16):
+        expected = torch.func.functional_call(layer, others, x)
+        with half_weights(layer):
+            assert torch.equal(torch.func.functional_call(layer, others, x), expected)
+            assert not torch.equal(layer(x), expected)
+
+
 def test_a_convolution_by_other_weights_is_torchs():
     layer = nn.Conv2d(3, 4, 3, bias=False)
     x, other = torch.randn(2, 3, 6, 6).half(), torch.randn(4, 3, 3, 3).half().requires_grad_()

@@ -138,7 +138,7 @@ def half_weights(
     show(0)
     layers = {layer for layer, _, _ in hidden[:lowered]}
     for layer in layers:
-        layer.__dict__["forward"] = functools.partial(_forward, layer)
+        layer.__dict__["forward"] = functools.partial(_forward, layer, dict(layer._parameters))
         if suits(layer):
             layer.__dict__["_conv_forward"] = beside.convolution(layer)
     try:
@@ -151,14 +151,15 @@ def half_weights(
             del layer.__dict__[name]
 
 
-def _forward(layer: Any, input: Tensor) -> Tensor:  # named as in torch: it may be given by name
-    """That of the layer's class; of its own weights where autocast, which would convert them, has been turned off."""
-    if input.dtype is torch.float16 or torch.is_autocast_enabled(input.device.type):
-        hidden = {}
-    else:
-        hidden = {
-            name: layer.__dict__.pop(name) for name in (*layer._parameters, "_conv_forward") if name in vars(layer)
-        }
+def _forward(layer: Any, own: dict[str, nn.Parameter | None], input: Tensor) -> Tensor:  # a name that callers may give
+    """That of the layer's class; without the copies where others are its parameters now, as by `functional_call`.
+
+    And where autocast, which would convert them, has been turned off.
+    """
+    in_half = input.dtype is torch.float16 or torch.is_autocast_enabled(input.device.type)
+    shown = in_half and all(layer._parameters[name] is one for name, one in own.items())
+    names = () if shown else (*own, "_conv_forward")
+    hidden = {name: layer.__dict__.pop(name) for name in names if name in vars(layer)}
     try:
         y: Tensor = type(layer).forward(layer, input)
     finally:

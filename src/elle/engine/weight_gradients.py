@@ -70,7 +70,9 @@ class Beside:
         settings = (layer.stride, layer.padding, layer.dilation, layer.groups)
 
         def forward(x: Tensor, weight: Tensor, bias: None) -> Tensor:
-            if weight is not layer.weight:  # nobody would ask `finish` for its gradient
+            # Of another weight nobody would ask `finish` for the gradient; of one image, or within torch.func, it is
+            # torch's alone to find.
+            if weight is not layer.weight or x.dim() != 4 or torch._C._functorch.maybe_current_level() is not None:
                 plain: Tensor = nn.Conv2d._conv_forward(layer, x, weight, bias)
                 return plain
             first = self.kernels and first_convolution.takes(layer, x, weight)  # which reads x in any type
@@ -87,7 +89,7 @@ def suits(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
         type(layer) is nn.Conv2d
         and layer.bias is None
         and layer.padding_mode == "zeros"
-        and not isinstance(layer.padding, str)
+        and all(isinstance(setting, tuple) for setting in (layer.stride, layer.padding, layer.dilation))
     )
 
 
