@@ -5,10 +5,12 @@ import contextlib
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elle.engine import step as step_module
 from elle.engine.half_weights import half_weights
+from elle.engine.weight_gradients import Beside
 from tests.engine.steps import make_step, parameters, small_cnn, take
 
 
@@ -136,3 +138,114 @@ def test_gradients_come_in_the_type_that_a_weight_wants():
         model(x).float().square().sum().backward()
     assert [one.grad.dtype for one in model.parameters()] == [torch.float16, *3 * [torch.float32]]
     assert all(torch.equal(one.grad.float(), other) for one, other in zip(model.parameters(), plain, strict=True))
+
+
+def replaced(layer):
+    layer.forward = lambda x: nn.functional.conv2d(x, layer.weight * 2)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [nn.utils.weight_norm, nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm, replaced,
+     lambda layer: prune.l1_unstructured(layer, "weight", 0.5)],
+    ids=["weight_norm", "spectral_norm", "parametrized", "replaced", "pruned"],
+)  # fmt: skip
+def test_a_layer_whose_weights_are_made_of_others_is_left_to_autocast(monkeypatch, changed):
+    def network():
+        torch.manual_seed(0)
+        return nn.Sequential(changed(nn.Conv2d(1, 4, 3, bias=False)), nn.Flatten(), nn.Linear(4 * 36, 10))
+
+    trained = []
+    for copies in (half_weights, lambda *given: contextlib.nullcontext(contextlib.nullcontext)):
+        monkeypatch.setattr(step_module, "half_weights", copies)
+        step = make_step("elle-a", network=network, precision="fp16")
+        start, names = parameters(step), set(vars(step.model[0]))
+        take(step, 0, 1)
+        assert set(vars(step.model[0])) == names
+        trained.append([*parameters(step), step.records.nan_to_num()])
+    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
+    assert not torch.equal(trained[0][0], start[0])
+
+
+class WholeHead(nn.Module):
+    """The last layers leave autocast, as heads do that must not be rounded."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.mix = nn.Conv2d(1, 8, 3, bias=False), nn.Conv2d(8, 8, 1, bias=False)
+        self.head = nn.Linear(8 * 36, 10)
+
+    def forward(self, x):
+        x = self.body(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return self.head(input=self.mix(x.float()).flatten(1))
+
+
+def test_layers_for_which_autocast_is_off_keep_their_weights(monkeypatch):
+    trained = []
+    for copies in (half_weights, lambda *given: contextlib.nullcontext(contextlib.nullcontext)):
+        monkeypatch.setattr(step_module, "half_weights", copies)
+        step = make_step("elle-a", network=WholeHead, precision="fp16")
+        take(step, 0, 1)
+        trained.append([*parameters(step), step.records.nan_to_num()])
+    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
+
+
+def test_a_call_with_other_parameters_is_computed_by_those():
+    torch.manual_seed(0)
+    layer, x = nn.Linear(3, 4), torch.randn(2, 3)
+    others = {name: value.detach() * 2 for name, value in layer.named_parameters()}
+    with torch.autocast("cpu", torch.float16):
+        expected = torch.func.functional_call(layer, others, x)
+        with half_weights(layer):
+            assert torch.equal(torch.func.functional_call(layer, others, x), expected)
+            assert not torch.equal(layer(x), expected)
+
+
+def test_a_convolution_by_other_weights_is_torchs():
+    layer = nn.Conv2d(3, 4, 3, bias=False)
+    x, other = torch.randn(2, 3, 6, 6).half(), torch.randn(4, 3, 3, 3).half().requires_grad_()
+    with half_weights(layer):
+        y = layer._conv_forward(x, other, None)
+        y.float().sum().backward()
+    assert torch.equal(y, nn.functional.conv2d(x, other))
+    assert other.grad is not None
+    assert layer.weight.grad is None
+
+
+def test_what_is_found_beside_is_added_to_what_a_weight_has_from_elsewhere(monkeypatch):
+    """Autograd must not add it up: it is not finished until the copies' own backward has waited for it."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 4, 3, bias=False)
+    x = torch.randn(2, 3, 6, 6).half()
+
+    def gradient():
+        layer.weight.grad = None
+        with half_weights(layer):
+            (layer(x).float().sum() + layer(2 * x).float().square().sum() + layer.weight.float().sum()).backward()
+        return layer.weight.grad
+
+    expected = gradient()
+
+    def start(self, weight, work, *read):
+        found = work()
+        self.found[weight.data_ptr()] = self.found.get(weight.data_ptr(), 0) + found
+
+    monkeypatch.setattr(Beside, "start", start)
+    torch.testing.assert_close(gradient(), expected, rtol=2e-3, atol=1e-3)
+
+
+def test_the_copies_stay_until_the_backward_has_ended(monkeypatch):
+    """Streams beside each other read them, and none knows when the others have."""
+    step = make_step("fgsm", network=small_cnn, precision="fp16")
+    whole, seen = step._backward, []
+
+    def backward(total, keep=False):
+        whole(total, keep)
+        seen.append([one.weight.dtype for one in step.model.modules() if isinstance(one, nn.Linear)])
+
+    monkeypatch.setattr(step, "_backward", backward)
+    take(step, 0)
+    assert seen
+    assert all(dtype is torch.float16 for layers in seen for dtype in layers)

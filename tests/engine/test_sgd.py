@@ -53,6 +53,16 @@ def test_a_scaler_has_its_scaling_undone_and_overflows_left_out():
     assert scaler.get_scale() == 512.0
 
 
+def test_weights_want_gradients_in_another_type_whatever_they_have():
+    """As when a run goes on with another method behind its steps."""
+    weight = nn.Parameter(torch.randn(8))
+    update = SGD([{"params": [weight], "weight_decay": 0.0}], torch.tensor(0.3), 0.9)
+    for wanted, dtype in (([weight], torch.float16), ([], torch.float32), ([weight], torch.float16)):
+        update.expect_half(wanted)
+        weight.sum().backward()
+        assert weight.grad.dtype is dtype
+
+
 def test_training_does_not_import_torchs_compiler(tmp_path):
     code = f"""
 import sys

@@ -24,6 +24,11 @@ def test_gradients_are_torch_s(settings):
         torch.testing.assert_close(here, there)
 
 
+def strided(layer):
+    layer.stride = 2  # torch takes a number as well
+    return layer
+
+
 @pytest.mark.parametrize(
     ("layer", "expected"),
     [
@@ -32,8 +37,26 @@ def test_gradients_are_torch_s(settings):
         (nn.Conv2d(3, 4, 3, bias=False, padding="same"), False),
         (nn.Conv2d(3, 4, 3, bias=False, padding=1, padding_mode="reflect"), False),
         (nn.Conv1d(3, 4, 3, bias=False), False),
+        (strided(nn.Conv2d(3, 4, 3, bias=False)), False),
         (type("Own", (nn.Conv2d,), {})(3, 4, 3, bias=False), False),
     ],
 )
 def test_layers_that_do_something_else_are_left_alone(layer, expected):
     assert suits(layer) is expected
+
+
+@pytest.mark.parametrize(
+    ("change", "call"),
+    [
+        (lambda x: x[0], lambda forward, x: forward(x)),
+        (lambda x: x.unsqueeze(1), lambda forward, x: torch.func.vmap(forward)(x)),
+    ],
+    ids=["one image", "vmap"],
+)
+def test_what_only_torch_can_do_is_left_to_it(change, call):
+    layer, x = nn.Conv2d(4, 6, 3, bias=False), change(torch.randn(2, 4, 8, 8))
+    forward = Beside(x.device).convolution(layer)
+    found = call(lambda x: forward(x, layer.weight, None), x)
+    expected = call(layer, x)
+    assert torch.equal(found, expected)
+    assert torch.equal(*(torch.autograd.grad(y.square().sum(), layer.weight)[0] for y in (found, expected)))

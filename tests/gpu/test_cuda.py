@@ -32,10 +32,12 @@ def images(count: int, seed: int = 0) -> Split:
     return Split(x.clamp(0, 255).to(torch.uint8).numpy(), y.numpy())
 
 
-def make_step(method: str, precision: str, steps: int = 40, crop: int = 4, **rest: float) -> Step:
+def make_step(
+    method: str, precision: str, steps: int = 40, crop: int = 4, network: str = "preact-resnet18", **rest: float
+) -> Step:
     prepare_device(DEVICE, precision)
     torch.manual_seed(0)
-    model = build_model("preact-resnet18", (3, 32, 32), 10).to(DEVICE, memory_format=torch.channels_last)
+    model = build_model(network, (3, 32, 32), 10).to(DEVICE, memory_format=torch.channels_last)
     data = Resident(images(1024), DEVICE, crop, flip=crop > 0)
     step = Step(
         model.train(),

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
 from elle.engine import weight_gradients
+from elle.engine.half_weights import half_weights
 from elle.engine.runtime import GraphedStep
 from tests.gpu.test_cuda import DEVICE, make_step
 
@@ -49,3 +51,22 @@ def test_they_are_those_of_one_stream_however_late_they_come(monkeypatch, method
     for weights in (beside, later):
         for here, there in zip(weights, alone, strict=True):
             assert (here - there).norm() <= 0.05 * there.norm() + 1e-3
+
+
+def test_a_weight_used_elsewhere_as_well_has_both_gradients(monkeypatch):
+    """Nothing is added to a gradient that is still to be computed."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(16, 16, 3, padding=1, bias=False).to(DEVICE, memory_format=torch.channels_last)
+    x = torch.randn(8, 16, 8, 8, device=DEVICE).half().contiguous(memory_format=torch.channels_last)
+
+    def found():
+        layer.weight.grad = None
+        with half_weights(layer):
+            y = layer(x)
+            (y.float().square().sum() + nn.functional.conv_transpose2d(y, layer.weight).float().sum()).backward()
+        return layer.weight.grad
+
+    monkeypatch.setattr(weight_gradients, "_gradient", late)
+    beside = found()
+    monkeypatch.setattr(weight_gradients, "_side", lambda device: None)
+    torch.testing.assert_close(beside, found(), rtol=1e-2, atol=1e-2)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import replace_all_batch_norm_modules_
 
 from elle.config import load_config
 from elle.core.second_order import twice_differentiable
@@ -209,10 +210,16 @@ def momentum_none(norm, activation, x):
     return x
 
 
+def no_running_statistics(norm, activation, x):
+    replace_all_batch_norm_modules_(norm)
+    return x
+
+
 REFUSED = {
     "not marked": lambda norm, activation, x: use_fused(norm, False) or x,
     "a hook": hooked,
     "a cumulative average": momentum_none,
+    "no running statistics": no_running_statistics,
     "channels first": lambda norm, activation, x: x.contiguous(),
     "double precision": lambda norm, activation, x: norm.double() and x.double(),
 }
@@ -238,6 +245,15 @@ def test_a_watched_activation_sees_what_it_would(fused):
     y = norm_act(norm, activation, image())
     assert torch.equal(F.relu(seen[0]), y)
     assert fused == [(norm, ())]
+
+
+def test_transforms_of_functions_see_torch_s_operations(fused):
+    model, x = marked(small_network()).eval(), image()
+    expected, (slope,) = model(x), torch.autograd.grad(model(asked := x.clone().requires_grad_()).sum(), asked)
+    fused.clear()
+    torch.testing.assert_close(torch.func.vmap(model)(x.unsqueeze(1)).squeeze(1), expected)
+    torch.testing.assert_close(torch.func.grad(lambda x: model(x).sum())(x), slope)
+    assert fused == []
 
 
 def test_double_backpropagation_keeps_its_own_batchnorm(fused):

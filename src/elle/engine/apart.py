@@ -4,7 +4,10 @@ Neither needs what the other computes before the backward pass, and two chains o
 by side than one after the other; autograd runs each chain's backward on the stream of its forward.
 
 What both would write, the running statistics of BatchNorm, the penalty's passes write aside; the buffers are moved by
-that when all passes have been launched, as if the penalty's had come last.
+that when all passes have been launched, as if the penalty's had come last. A layer that k of them go through, with the
+statistics s_1, ..., s_k and the momentum m, leaves aside what it makes of zeros,
+
+    a = m s_k + (1 - m) m s_{k-1} + ... + (1 - m)^{k-1} m s_1     r <- (1 - m)^k r + a
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from elle.engine.half_weights import LAYERS
+from elle.engine.half_weights import takes_copies
 from elle.models.batch_norm import BatchNorm
 from elle.models.normalise import Normalise
 
@@ -36,8 +39,15 @@ class Apart:
             for layer in self.layers
         ]
         device = next(model.parameters()).device
+        self.kept = torch.tensor([1 - (layer.momentum or 0.0) for layer in self.layers], device=device)
+        """Of its running statistics a layer keeps this share at a pass."""
+        self.sizes = [layer.num_features for layer in self.layers for _ in _MOVED]
+        owners = [number for number, layer in enumerate(self.layers) for _ in range(len(_MOVED) * layer.num_features)]
+        self.owners = torch.tensor(owners, dtype=torch.int64, device=device)
         self.stream = _stream(device) if device.type == "cuda" else None
         self.begun: torch.cuda.Event | None = None
+        self.factors: list[Tensor] = []
+        """What is left of each running statistic after the passes; kept, as two streams use it."""
 
     def begin(self) -> None:
         """What the passes read is there from now on."""
@@ -47,20 +57,26 @@ class Apart:
     @contextlib.contextmanager
     def passes(self) -> Iterator[None]:
         """Within it, passes that run beside whatever has been launched since `begin`; what follows waits for both."""
-        moving = [(layer, aside) for layer, aside in zip(self.layers, self.aside, strict=True) if layer.training]
-        own = [(layer._buffers, layer.momentum) for layer, _ in moving]
+        own = [layer._buffers for layer in self.layers]
         with self._stream_of_passes():
-            if moving:  # zeros, and not what was left there: it may not be finite
-                torch._foreach_zero_([aside[name] for _, aside in moving for name in _MOVED])
-            for layer, aside in moving:
-                layer._buffers, layer.momentum = {**layer._buffers, **aside}, 1.0  # the statistics of the pass alone
+            if self.layers:
+                torch._foreach_zero_([aside[name] for aside in self.aside for name in _MOVED])
+                torch._foreach_zero_([aside[_COUNTED] for aside in self.aside])
+            for layer, aside in zip(self.layers, self.aside, strict=True):
+                # In eval mode a layer reads its statistics; what its kernels count by is no one else's all the same.
+                written = {name: aside[name] for name in aside if layer.training or name not in (*_MOVED, _COUNTED)}
+                layer._buffers = {**layer._buffers, **written}
             try:
                 yield
             finally:
-                for (layer, _), (buffers, momentum) in zip(moving, own, strict=True):
-                    layer._buffers, layer.momentum = buffers, momentum
-        if moving:
-            self._move(moving)
+                for layer, buffers in zip(self.layers, own, strict=True):
+                    layer._buffers = buffers
+            if self.layers:
+                # A factor for each number, not for each layer: tensors of one shape are multiplied by one launch.
+                passes = torch.stack([aside[_COUNTED] for aside in self.aside])
+                self.factors = list(torch.split_with_sizes((self.kept**passes)[self.owners], self.sizes))
+        if self.layers:
+            self._move()
 
     @contextlib.contextmanager
     def _stream_of_passes(self) -> Iterator[None]:
@@ -73,11 +89,14 @@ class Apart:
             yield
         current.wait_stream(self.stream)
 
-    def _move(self, moving: list[tuple[_BatchNorm, dict[str, Tensor]]]) -> None:
-        buffers = [layer.get_buffer(name) for layer, _ in moving for name in _MOVED]
-        found = [aside[name] for _, aside in moving for name in _MOVED]
-        torch._foreach_lerp_(buffers, found, moving[0][0].momentum or 0.0)
-        torch._foreach_add_([layer.get_buffer(_COUNTED) for layer, _ in moving], 1)
+    def _move(self) -> None:
+        # `data`, whose changes autograd does not count, as it does not count a forward's: the backward of torch's layer
+        # has the buffers at hand, though in train mode it does not read them.
+        buffers = [layer.get_buffer(name).data for layer in self.layers for name in _MOVED]
+        torch._foreach_mul_(buffers, self.factors)
+        torch._foreach_add_(buffers, [aside[name] for aside in self.aside for name in _MOVED])
+        counts = [layer.get_buffer(_COUNTED) for layer in self.layers]
+        torch._foreach_add_(counts, [aside[_COUNTED] for aside in self.aside])
 
 
 def _batch_norms(model: nn.Module) -> list[_BatchNorm]:
@@ -95,10 +114,10 @@ def suits(model: nn.Module) -> bool:
     others = [layer for layer in layers if type(layer) not in (*_BATCH_NORMS, Normalise)]
     return (
         all(layer._buffers.get(name) is not None for layer in norms for name in (*_MOVED, _COUNTED))
-        and len({layer.momentum for layer in norms}) <= 1
+        and all(layer.get_buffer(name).dtype is torch.float32 for layer in norms for name in _MOVED)
         and all(layer.momentum is not None for layer in norms)
         and not any(layer._buffers for layer in others)
-        and not any(layer._parameters for layer in others if type(layer) not in LAYERS)
+        and not any(layer._parameters for layer in others if not takes_copies(layer))
     )
 
 

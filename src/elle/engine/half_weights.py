@@ -7,6 +7,7 @@ layer, most of which take longer to start than to run.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -33,14 +34,17 @@ class _Copies(torch.autograd.Function):
         ctx.beside, ctx.chains, ctx.lowered = beside, chains, lowered
         ctx.wanted = [one.grad_dtype for one in weights[:lowered]]
         copies = [*_converted(weights[:lowered], torch.float16), *weights[lowered:]]
+        ctx.places = [one.data_ptr() for one in copies]
         return tuple(one.data for _ in range(chains) for one in copies)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        ctx.beside.finish()
         count = len(gradients) // ctx.chains
         of_chains = [gradients[start : start + count] for start in range(0, len(gradients), count)]
+        found = ctx.beside.finish()
+        if found:
+            of_chains.append(tuple(found.get(place) for place in ctx.places))
         half = _added([chain[: ctx.lowered] for chain in of_chains])
         converted = [k for k, one in enumerate(half) if one is not None and one.dtype is not ctx.wanted[k]]
         for k, wide in zip(converted, _converted([half[k] for k in converted], torch.float32), strict=True):
@@ -50,7 +54,7 @@ class _Copies(torch.autograd.Function):
 
 
 def _added(chains: list[tuple[Tensor | None, ...]]) -> list[Tensor | None]:
-    """The sums of what the chains have, all by one launch where there are two; a chain may lack some."""
+    """The sums of what the chains have, by one launch a chain beyond the first; a chain may lack some."""
     total = list(chains[0])
     for chain in chains[1:]:
         both = [(one, other) for one, other in zip(total, chain, strict=True) if one is not None and other is not None]
@@ -74,8 +78,17 @@ def _parameters(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
     return [(layer, name, one) for layer in layers for name, one in layer._parameters.items() if one is not None]
 
 
+def takes_copies(layer: nn.Module) -> bool:
+    """Whether a layer only does with its parameters what its class does: nobody has put something else in its place.
+
+    What normalises or prunes a layer's weights makes them of others before each forward, as `weight_norm` does.
+    """
+    plain = not {"weight", "bias", "forward", "_conv_forward"} & vars(layer).keys()
+    return type(layer) in LAYERS and layer._parameters.keys() == {"weight", "bias"} and plain
+
+
 def _lowered(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
-    return [one for one in _parameters(model) if type(one[0]) in LAYERS and one[2].dtype is torch.float32]
+    return [one for one in _parameters(model) if takes_copies(one[0]) and one[2].dtype is torch.float32]
 
 
 def lowered_weights(model: nn.Module) -> list[nn.Parameter]:
@@ -89,16 +102,20 @@ def half_weights(
 ) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Within it convolutions and linear layers see copies of their weights in float16.
 
-    The parameters stay what they are, and gradients reach them: attributes of the layers' own hide them. Of two chains
-    of passes whose backwards run beside each other, the second is to run within what this yields, and has copies of
-    its own of all parameters: adding up one gradient after the other would have the chains wait for each other. Weight
-    gradients on a stream of their own are for one chain alone; a third beside two keeps both waiting. `kernels`:
-    whether kernels of our own may compute the first convolution.
+    The parameters stay what they are, and gradients reach them: attributes of the layers' own hide them, but not where
+    a network turns autocast off and computes in float32. The backward is to be within it, too: until then the copies
+    stay where they are, which streams beside each other read, and layers that are computed anew see the same again.
+
+    Of two chains of passes whose backwards run beside each other, the second is to run within what this yields, and has
+    copies of its own of all parameters: adding up one gradient after the other would have the chains wait for each
+    other. Weight gradients on a stream of their own are for one chain alone; a third beside two keeps both waiting.
+    `kernels`: whether kernels of our own may compute the first convolution.
     """
     hidden = _lowered(model)
     lowered = len(hidden)
     if chains > 1:
-        hidden += [one for one in _parameters(model) if type(one[0]) not in LAYERS]
+        known = {parameter for _, _, parameter in hidden}
+        hidden += [one for one in _parameters(model) if one[2] not in known]
     if not hidden:
         yield contextlib.nullcontext
         return
@@ -119,13 +136,32 @@ def half_weights(
             show(0)
 
     show(0)
-    replaced = [layer for layer, _, _ in hidden if suits(layer)]
-    for convolution in replaced:
-        convolution.__dict__["_conv_forward"] = beside.convolution(convolution)
+    layers = {layer for layer, _, _ in hidden[:lowered]}
+    for layer in layers:
+        layer.__dict__["forward"] = functools.partial(_forward, layer, dict(layer._parameters))
+        if suits(layer):
+            layer.__dict__["_conv_forward"] = beside.convolution(layer)
     try:
         yield second if chains > 1 else contextlib.nullcontext
     finally:
-        for convolution in replaced:
-            del convolution.__dict__["_conv_forward"]
+        for layer in layers:
+            for name in ("forward", "_conv_forward"):
+                layer.__dict__.pop(name, None)
         for layer, name, _ in hidden:
             del layer.__dict__[name]
+
+
+def _forward(layer: Any, own: dict[str, nn.Parameter | None], input: Tensor) -> Tensor:  # a name that callers may give
+    """That of the layer's class; without the copies where others are its parameters now, as by `functional_call`.
+
+    And where autocast, which would convert them, has been turned off.
+    """
+    in_half = input.dtype is torch.float16 or torch.is_autocast_enabled(input.device.type)
+    shown = in_half and all(layer._parameters[name] is one for name, one in own.items())
+    names = () if shown else (*own, "_conv_forward")
+    hidden = {name: layer.__dict__.pop(name) for name in names if name in vars(layer)}
+    try:
+        y: Tensor = type(layer).forward(layer, input)
+    finally:
+        layer.__dict__.update(hidden)
+    return y

@@ -49,6 +49,7 @@ class SGD:
 
     def expect_half(self, weights: Iterable[nn.Parameter]) -> None:
         """Have these, as far as the kernel is for them, have gradients in float16, and no others."""
+        self.zero_grad()  # a gradient of another type would not let its own change
         wanted = {one for one in weights if _suits(one)}
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -133,21 +133,22 @@ class Step:
 
     def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
-        with draws.part(0, len(y)), self._passes(chains=1 if self.apart is None else 2) as second:
-            if self.apart is not None:
-                self.apart.begin()
-            loss, logits, x_adv = self._loss(x, y, self.kept.get("delta"))
-            terms = [loss]
-            if self.blocks or penalty != "trained":
-                # Now, so that what the loss has kept is given back before the penalty needs room.
-                self._backward(terms.pop())
-            with second():
-                error = self._error(x, y, x_adv, logits, penalty)
-            seen, weight, threshold = self._weigh(error, penalty)
-            if error is not None and penalty == "trained":
-                terms.append(weight * error)
-        if terms:
-            self._backward(functools.reduce(operator.add, terms))
+        with self._weights(chains=1 if self.apart is None else 2) as second:
+            with draws.part(0, len(y)), self._passes():
+                if self.apart is not None:
+                    self.apart.begin()
+                loss, logits, x_adv = self._loss(x, y, self.kept.get("delta"))
+                terms = [loss]
+                if self.blocks or penalty != "trained":
+                    # Now, so that what the loss has kept is given back before the penalty needs room.
+                    self._backward(terms.pop())
+                with second():
+                    error = self._error(x, y, x_adv, logits, penalty)
+                seen, weight, threshold = self._weigh(error, penalty)
+                if error is not None and penalty == "trained":
+                    terms.append(weight * error)
+            if terms:
+                self._backward(functools.reduce(operator.add, terms))
         self._move(self.kept.get("delta"), x_adv.grad)
         return _row(loss, _accuracy(logits, y), seen, weight, threshold)
 
@@ -163,7 +164,7 @@ class Step:
         recorded: list[tuple[Tensor, Tensor]] = []
         errors: list[Tensor] = []
         for number, (x_part, y_part, delta) in enumerate(zip(x.chunk(count), y.chunk(count), deltas, strict=True)):
-            with draws.part(number, len(y_part)), self._passes():
+            with self._weights(), draws.part(number, len(y_part)), self._passes():
                 loss, logits, x_adv = self._loss(x_part, y_part, delta)
                 self._backward(loss / count, keep=read_again)
                 error = self._error(x_part, y_part, x_adv, logits, penalty)
@@ -227,21 +228,23 @@ class Step:
         alone = self.ranks.count == 1 and self.accumulate == 1
         return self._lowers() and alone and self.fused and self.device.type == "cuda" and launchable(self.device)
 
-    @contextlib.contextmanager
-    def _passes(self, chains: int = 1) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
-        """Around all passes through the network: their precision, and what a gradient of a gradient needs.
+    def _weights(
+        self, chains: int = 1
+    ) -> contextlib.AbstractContextManager[Callable[[], contextlib.AbstractContextManager[None]]]:
+        """Around all passes through the network and the backward: the weights that they see.
 
         The passes of a second chain are to be within what this yields.
         """
-        twice, lowered = self.method.double_backpropagation, self._lowers()
-        with (
-            autocast(self.device, self.precision),
-            half_weights(self.model, chains, self.fused)
-            if lowered
-            else contextlib.nullcontext(contextlib.nullcontext) as second,
-            twice_differentiable() if twice else contextlib.nullcontext(),
-        ):
-            yield second
+        if self._lowers():
+            return half_weights(self.model, chains, self.fused)
+        return contextlib.nullcontext(contextlib.nullcontext)
+
+    @contextlib.contextmanager
+    def _passes(self) -> Iterator[None]:
+        """Around all passes through the network: their precision, and what a gradient of a gradient needs."""
+        twice = twice_differentiable() if self.method.double_backpropagation else contextlib.nullcontext()
+        with autocast(self.device, self.precision), twice:
+            yield
 
     def _backward(self, total: Tensor, keep: bool = False) -> None:
         with torch.autocast(self.device.type, enabled=False):

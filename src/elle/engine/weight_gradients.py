@@ -38,7 +38,10 @@ class Beside:
         """The gradient of each weight that has one, by its place in memory."""
 
     def start(self, weight: Tensor, work: Callable[[], Tensor], *read: Tensor) -> Tensor | None:
-        """Have `work` compute a gradient of `weight`; returned, unfinished, if it is the first, else added to that."""
+        """Have `work` compute a gradient of `weight`: returned where it is simply done, else left to `finish`.
+
+        Autograd is not given what is unfinished: it would add to it what the weight has from elsewhere.
+        """
         if self.side is None:
             return work()
         current = torch.cuda.current_stream()
@@ -53,19 +56,25 @@ class Beside:
             done = self.side.record_event()
         # What is read would be given away once the current stream has no use for it.
         self.under_way.append((done, (*read, gradient)))
-        return gradient if first is gradient else None
+        return None
 
-    def finish(self) -> None:
-        """Have the current stream wait for all that is under way."""
+    def finish(self) -> dict[int, Tensor]:
+        """Have the current stream wait for all that is under way; `found`, which begins anew."""
         while self.under_way:
             torch.cuda.current_stream().wait_event(self.under_way.popleft()[0])
-        self.found.clear()
+        found, self.found = self.found, {}
+        return found
 
     def convolution(self, layer: nn.Conv2d) -> Callable[[Tensor, Tensor, None], Tensor]:
         """What takes the place of the `_conv_forward` of a layer that `suits`."""
         settings = (layer.stride, layer.padding, layer.dilation, layer.groups)
 
         def forward(x: Tensor, weight: Tensor, bias: None) -> Tensor:
+            # Of another weight nobody would ask `finish` for the gradient; of one image, or within torch.func, it is
+            # torch's alone to find.
+            if weight is not layer.weight or x.dim() != 4 or torch._C._functorch.maybe_current_level() is not None:
+                plain: Tensor = nn.Conv2d._conv_forward(layer, x, weight, bias)
+                return plain
             first = self.kernels and first_convolution.takes(layer, x, weight)  # which reads x in any type
             x = x if first else x.to(weight.dtype)
             y: Tensor = _Convolution.apply(x, weight, settings, self, first)  # type: ignore[no-untyped-call]
@@ -80,7 +89,7 @@ def suits(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
         type(layer) is nn.Conv2d
         and layer.bias is None
         and layer.padding_mode == "zeros"
-        and not isinstance(layer.padding, str)
+        and all(isinstance(setting, tuple) for setting in (layer.stride, layer.padding, layer.dilation))
     )
 
 

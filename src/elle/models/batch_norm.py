@@ -115,9 +115,12 @@ def _fusible(norm: nn.Module, x: Tensor) -> bool:
     return (
         isinstance(norm, BatchNorm)
         and norm.arrivals is not None
+        and norm.running_mean is not None
         # A compiler fuses by itself, and what is exported must run without the kernels.
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        # torch.func (vmap, grad, jvp) does not see through functions of our own.
+        and torch._C._functorch.maybe_current_level() is None
         and _on_gpu(x)
         and _channels_last(x)
         and x.dtype in _DTYPES
