@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from elle.engine import sgd
+from elle.engine.loss_scale import LossScale
 from elle.engine.sgd import SGD
 
 GPU = torch.cuda.is_available()
@@ -32,12 +33,11 @@ def parameters():
     return made
 
 
-def updated(weights, momentum, half, overflow_at=None):
+def updated(weights, momentum, half, overflow_at, bad):
     groups = [{"params": weights[:4], "weight_decay": 0.1}, {"params": weights[4:], "weight_decay": 0.0}]
     update = SGD(groups, torch.tensor(0.3, device=DEVICE), momentum)
     update.expect_half(weights[:4] if half else [])
-    scaler = torch.amp.GradScaler(DEVICE, init_scale=SCALE)
-    scaler.scale(torch.ones((), device=DEVICE))  # has it make its scale
+    scale = LossScale(torch.device(DEVICE))
     for step in range(3):
         update.lr.fill_(0.3 / (step + 1))
         update.zero_grad()
@@ -45,21 +45,21 @@ def updated(weights, momentum, half, overflow_at=None):
             generator = torch.Generator().manual_seed(10 * step + number)
             gradient = (torch.randn(one.shape, generator=generator) * SCALE).to(DEVICE).half()
             if step == overflow_at and number == 1:
-                gradient[0, 0] = torch.inf
+                gradient[0, 0] = bad
             one.grad = torch.empty_like(one, dtype=one.grad_dtype).copy_(gradient)
         if half:
             assert [one.grad_dtype is torch.float16 for one in weights] == [True, True, False, True, False]
-        scaler.step(update)
-        scaler.update()
-    return weights, scaler.get_scale()
+        update.step(scale)
+        scale.update()
+    return weights, float(scale.value)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("overflow_at", [None, 0, 2])
-def test_it_is_torchs_update(monkeypatch, momentum, overflow_at):
+@pytest.mark.parametrize(("overflow_at", "bad"), [(None, 0.0), (0, torch.inf), (2, -torch.inf), (2, torch.nan)])
+def test_it_is_torchs_update(monkeypatch, momentum, overflow_at, bad):
     monkeypatch.setattr(sgd, "CHUNK", 256)
-    found, scale = updated(parameters(), momentum, True, overflow_at)
-    expected, expected_scale = updated(parameters(), momentum, False, overflow_at)
+    found, scale = updated(parameters(), momentum, True, overflow_at, bad)
+    expected, expected_scale = updated(parameters(), momentum, False, overflow_at, bad)
     assert scale == expected_scale == (SCALE if overflow_at is None else SCALE / 2)
     for here, there, start in zip(found, expected, parameters(), strict=True):
         torch.testing.assert_close(here, there, rtol=1e-6, atol=1e-6)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
+from elle.engine.loss_scale import LossScale
+
 CHUNK = 2048
 """Elements of a tensor that one program of the kernel updates."""
 WARPS = 8
@@ -26,12 +28,7 @@ Places = tuple[tuple[int, int, int], ...]
 
 
 class SGD:
-    """What a step needs of an optimizer; a `GradScaler` takes it for one that undoes the scaling itself."""
-
-    _step_supports_amp_scaling = True
-    grad_scale: Tensor
-    found_inf: Tensor
-    """There while a `GradScaler` calls: what the gradients are multiplied by, and whether to leave the step out."""
+    """What a step needs of an optimizer; gradients may be scaled by what a `LossScale` says."""
 
     def __init__(self, groups: Sequence[dict[str, Any]], lr: Tensor, momentum: float) -> None:
         self.param_groups = [group for group in groups if group["params"]]
@@ -63,27 +60,38 @@ class SGD:
                 parameter.grad = None
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Move the parameters that have a gradient."""
-        for group in self.param_groups:
-            moved = [one for one in group["params"] if one.grad is not None]
-            half = [one for one in moved if one.grad.dtype is not one.dtype]
-            if half:
-                self._update_by_kernel(half, group["weight_decay"])
-                moved = [one for one in moved if one.grad.dtype is one.dtype]
-            self._update_by_torch(moved, group["weight_decay"])
+    def step(self, scale: LossScale | None = None) -> None:
+        """Move the parameters that have a gradient, unless one of these overflows."""
+        groups = [(self._moved(group["params"]), group["weight_decay"]) for group in self.param_groups]
+        if scale is not None:
+            scale.overflow.zero_()
+            for (by_torch, by_kernel), _ in groups:
+                _find_overflow([one.grad for one in by_torch if one.grad is not None], scale)
+                if by_kernel:
+                    self._launch("find_overflow", by_kernel, scale.overflow)
+        for (by_torch, by_kernel), weight_decay in groups:
+            self._update_by_torch(by_torch, weight_decay, scale)
+            if by_kernel and scale is not None:
+                state = (self.lr, scale.value, scale.overflow, weight_decay, self.momentum)
+                self._launch("update_weights", by_kernel, *state, has_momentum=bool(self.momentum))
+
+    def _moved(self, parameters: list[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Those that have a gradient: in their own type, and in float16."""
+        moved = [one for one in parameters if one.grad is not None]
+        half = [one for one in moved if one.grad is not None and one.grad.dtype is not one.dtype]
+        return [one for one in moved if one.grad is not None and one.grad.dtype is one.dtype], half
 
     def _speed(self, parameter: nn.Parameter) -> Tensor | None:
         return self.state.get(parameter, {}).get("momentum_buffer")
 
-    def _update_by_torch(self, moved: list[nn.Parameter], weight_decay: float) -> None:
+    def _update_by_torch(self, moved: list[nn.Parameter], weight_decay: float, scale: LossScale | None) -> None:
         sgd(
             list(moved),
             [one.grad for one in moved if one.grad is not None],
             [self._speed(one) for one in moved],
             fused=True,
-            grad_scale=getattr(self, "grad_scale", None),
-            found_inf=getattr(self, "found_inf", None),
+            grad_scale=None if scale is None else scale.value,
+            found_inf=None if scale is None else scale.overflow,
             weight_decay=weight_decay,
             momentum=self.momentum,
             lr=self.lr,  # type: ignore[arg-type]  # a tensor as well, so that a captured step reads its value
@@ -92,8 +100,9 @@ class SGD:
             maximize=False,
         )
 
-    def _update_by_kernel(self, moved: list[nn.Parameter], weight_decay: float) -> None:
-        from elle.engine.sgd_kernels import update_weights
+    def _launch(self, name: str, moved: list[nn.Parameter], *state: Tensor | float, **constants: bool) -> None:
+        """Run a kernel over all chunks of these parameters."""
+        from elle.engine import sgd_kernels
 
         speeds = [self._speed(one) for one in moved]
         places = tuple(
@@ -105,10 +114,14 @@ class SGD:
         chunks = self.chunks[places]
         # Triton launches where the host is, not where its arguments are.
         with torch.cuda.device_of(moved[0]):  # type: ignore[no-untyped-call]
-            update_weights[(len(chunks),)](
-                tuple(one.grad for one in moved), chunks, self.lr, self.grad_scale, self.found_inf,
-                weight_decay, self.momentum, has_momentum=bool(self.momentum), block=CHUNK, num_warps=WARPS,
-            )  # fmt: skip
+            getattr(sgd_kernels, name)[(len(chunks),)](
+                tuple(one.grad for one in moved), chunks, *state, **constants, block=CHUNK, num_warps=WARPS
+            )
+
+
+def _find_overflow(gradients: list[Tensor], scale: LossScale) -> None:
+    if gradients:  # this would also unscale them, which the update does
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, scale.overflow, torch.ones_like(scale.value))
 
 
 def _suits(weight: Tensor) -> bool:

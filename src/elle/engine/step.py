@@ -22,6 +22,7 @@ from elle.engine.averaging import Average
 from elle.engine.batchnorm import running_statistics
 from elle.engine.draws import Draws
 from elle.engine.half_weights import half_weights, lowered_weights
+from elle.engine.loss_scale import LossScale
 from elle.engine.ranks import ALONE, Ranks
 from elle.engine.recomputing import blocks_to_recompute, recomputed
 from elle.engine.runtime import Precision, autocast
@@ -37,9 +38,6 @@ Penalty = Literal["trained", "measured", "left out"]
 
 _OF_IMAGES = ("x", "delta")
 """What is kept for each image of a batch, of which a rank has its own."""
-
-# fp16 gradients need scaling; 1024 sufficed in every run measured, and the scaler halves it should one overflow.
-_LOSS_SCALE = 1024.0
 
 
 class Step:
@@ -78,9 +76,7 @@ class Step:
         spared = [one for one in model.parameters() if not decay_norm and one.dim() <= 1]
         groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
         self.optimizer = SGD(groups, self.lr, momentum)
-        self.scaler = torch.amp.GradScaler(
-            device.type, init_scale=_LOSS_SCALE, growth_interval=2**31 - 1, enabled=precision == "fp16"
-        )
+        self.scale = LossScale(device) if precision == "fp16" else None
         self.use(method)
         self.records = torch.full((steps_per_epoch, len(RECORDED)), torch.nan, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
@@ -171,8 +167,9 @@ class Step:
             if error is not None:
                 errors.append(error.detach())
             if error is not None and penalty == "trained":
-                scaled = self.scaler.scale(scale * error / count)
-                found = torch.autograd.grad(scaled, parameters, allow_unused=True, materialize_grads=True)
+                found = torch.autograd.grad(
+                    self._scaled(scale * error / count), parameters, allow_unused=True, materialize_grads=True
+                )
                 torch._foreach_add_(slope, found)
             self._move(delta, x_adv.grad)
             recorded.append((loss.detach(), _accuracy(logits, y_part)))
@@ -248,7 +245,10 @@ class Step:
 
     def _backward(self, total: Tensor, keep: bool = False) -> None:
         with torch.autocast(self.device.type, enabled=False):
-            self.scaler.scale(total).backward(retain_graph=keep)  # type: ignore[no-untyped-call]
+            self._scaled(total).backward(retain_graph=keep)  # type: ignore[no-untyped-call]
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        return loss if self.scale is None else self.scale.scaled(loss)
 
     def _weigh(self, error: Tensor | None, penalty: Penalty) -> tuple[Tensor, Tensor, Tensor]:
         """Have the rule see this step's error; what it saw, the weight that acts on the step, and the threshold.
@@ -282,8 +282,9 @@ class Step:
     def _update(self) -> None:
         parameters = list(self.model.parameters())
         before = flattened(parameters) if self.method.subspace is not None else None
-        self.scaler.step(self.optimizer)  # type: ignore[arg-type]  # of an Optimizer it uses what ours has
-        self.scaler.update()
+        self.optimizer.step(self.scale)
+        if self.scale is not None:
+            self.scale.update()
         if self.method.subspace is not None and before is not None:
             self.method.subspace.project(self.kept, parameters, before)
 
@@ -312,8 +313,8 @@ class Step:
         for name, value in self.kept.items():
             tensors[f"kept.{name}"] = self.ranks.gathered(value) if name in _OF_IMAGES else value
         tensors |= {"records": self.records, "position": self.position, "done": self.done}
-        if self.scaler.is_enabled():
-            tensors["scale"] = torch.tensor(self.scaler.get_scale())
+        if self.scale is not None:
+            tensors["scale"] = self.scale.value
         tensors["random.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -322,7 +323,7 @@ class Step:
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Put back what `state` returned; raises KeyError or RuntimeError where it does not fit."""
         for name, value in self.state().items():
-            if name.startswith(("random.", "scale")):
+            if name.startswith("random."):
                 continue
             saved = tensors[name]
             if saved.shape != value.shape or saved.dtype != value.dtype:
@@ -334,9 +335,6 @@ class Step:
                     self.kept[name.removeprefix("kept.")].copy_(self.ranks.own(saved))
                 else:
                     value.copy_(saved)
-        if self.scaler.is_enabled():
-            kept = self.scaler.state_dict()
-            self.scaler.load_state_dict(kept | {"scale": float(tensors["scale"])})
         torch.set_rng_state(tensors["random.cpu"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
