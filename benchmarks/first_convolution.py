@@ -11,33 +11,16 @@ of src/elle/models/first_convolution.py are marked.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
+from timing import timed
 from torch import Tensor
 
-from elle.engine.bench import milliseconds
-from elle.engine.runtime import GraphedStep, pick_device, prepare_device
+from elle.engine.runtime import pick_device, prepare_device
 from elle.models.first_convolution import BACKWARD, FORWARD, Tiles, convolved, input_gradient
 
-REPEATS = 20
 TILES = (Tiles(64, 4), Tiles(128, 4), Tiles(128, 8), Tiles(256, 4), Tiles(256, 8), Tiles(512, 8))
-
-
-def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Microseconds of one call."""
-
-    def repeated(index: Tensor | None = None) -> None:
-        for _ in range(1 if index is None else REPEATS):
-            work()
-
-    if device.type == "cpu":  # only to try this program
-        return 1000 * milliseconds(repeated, 1, 1, device)
-    graphed = GraphedStep(repeated, 1, device)
-    index = torch.zeros(1, dtype=torch.int64, device=device)
-    for _ in range(GraphedStep.WARM_UP + 1):
-        graphed(index)
-    return 1000 * milliseconds(lambda: graphed(index), rounds=5, repeats=2, device=device) / REPEATS
 
 
 def torch_convolved(x: Tensor, weight: Tensor) -> Tensor:

@@ -18,22 +18,22 @@ import argparse
 import dataclasses
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from results import result_file
+from timing import REPEATS, timed
 from torch import Tensor, nn
 
 from elle.core.second_order import normalisation as second_order
-from elle.engine.bench import Setting, milliseconds, step_milliseconds
+from elle.engine.bench import Setting, step_milliseconds
 from elle.engine.checkpoint import write_json
-from elle.engine.runtime import GraphedStep, pick_device, prepare_device
+from elle.engine.runtime import pick_device, prepare_device
 from elle.models import batch_norm_launches as kernels
 from elle.models.batch_norm_launches import Adding, Writing
 from elle.models.registry import MODELS
 
-REPEATS = 20
 BEYOND_CACHE = 2**27
 ADDING = (
     Adding(32, 4, 8, 256),
@@ -89,22 +89,6 @@ def layers(name: str) -> Counter[Shape]:
                 layer.register_forward_pre_hook(lambda _, given: found.update([tuple(given[0].shape[1:])]))
         model(torch.zeros(1, *row.shape))
     return found
-
-
-def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Microseconds of `work`, repeated within a CUDA graph."""
-
-    def repeated(index: Tensor | None = None) -> None:
-        for _ in range(1 if index is None else REPEATS):
-            work()
-
-    if device.type == "cpu":  # only to try this program
-        return 1000 * milliseconds(repeated, 1, 1, device)
-    graphed = GraphedStep(repeated, 1, device)
-    index = torch.zeros(1, dtype=torch.int64, device=device)
-    for _ in range(GraphedStep.WARM_UP + 1):
-        graphed(index)
-    return 1000 * milliseconds(lambda: graphed(index), rounds=3, repeats=2, device=device) / REPEATS
 
 
 class Layer:

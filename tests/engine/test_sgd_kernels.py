@@ -1,10 +1,4 @@
-"""The update by a kernel, of weights whose gradients are in float16, is torch's of the same gradients in float32.
-
-On a GPU (make test-gpu), or without one where Triton is installed: TRITON_INTERPRET=1 pytest, at the speed of Python.
-"""
-
-import importlib.util
-import os
+"""The update by a kernel, of weights whose gradients are in float16, is torch's of the same gradients in float32."""
 
 import pytest
 import torch
@@ -13,15 +7,9 @@ from torch import nn
 from elle.engine import sgd
 from elle.engine.loss_scale import LossScale
 from elle.engine.sgd import SGD
+from tests.triton_kernels import DEVICE, MARKS
 
-GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not GPU
-TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = [
-    *([] if INTERPRETED else [pytest.mark.gpu]),
-    pytest.mark.skipif(not TRITON or not (GPU or INTERPRETED), reason="needs Triton, and a GPU or TRITON_INTERPRET=1"),
-]
-DEVICE = "cuda" if GPU else "cpu"
+pytestmark = MARKS
 SCALE = 1024.0
 
 

@@ -1,7 +1,4 @@
-"""Where a network forks behind a BatchNorm, the kernels of its backward add up the gradients of both ways themselves.
-
-On a GPU (make test-gpu), or without one where Triton is installed: TRITON_INTERPRET=1 pytest, at the speed of Python.
-"""
+"""Where a network forks behind a BatchNorm, the kernels of its backward add up the gradients of both ways."""
 
 import copy
 
@@ -16,8 +13,6 @@ from elle.models import batch_norm
 from elle.models.batch_norm import forked_norm_act, fusing, norm_act
 from elle.models.residual import PostActBlock, PreActResNet, ResNet, _stages
 from tests.models.test_batch_norm_kernels import (
-    DEVICE,
-    INTERPRETED,
     TOLERANCE,
     apart_from_the_kink,
     exact,
@@ -25,11 +20,13 @@ from tests.models.test_batch_norm_kernels import (
     launches,
     layer,
     pre_activation,
-    pytestmark,  # noqa: F401 -- likewise
-    rows,  # noqa: F401
+    rows,  # noqa: F401 -- likewise
     values,
 )
 from tests.networks import relative_distance
+from tests.triton_kernels import DEVICE, INTERPRETED, MARKS
+
+pytestmark = MARKS
 
 MODES = {"train": (True, True), "eval": (False, True), "eval, frozen": (False, False)}
 """Whether the batch's statistics are used, and whether weight and bias want a gradient."""

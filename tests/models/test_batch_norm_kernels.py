@@ -1,11 +1,6 @@
-"""The kernels of BatchNorm, ReLU and sums give what torch's operations give: values, gradients, running statistics.
-
-On a GPU (make test-gpu), or without one where Triton is installed: TRITON_INTERPRET=1 pytest, at the speed of Python.
-"""
+"""The kernels of BatchNorm, ReLU and sums give what torch's operations give: values, gradients, running statistics."""
 
 import copy
-import importlib.util
-import os
 
 import pytest
 import torch
@@ -16,15 +11,9 @@ from elle.models import batch_norm
 from elle.models.batch_norm import BatchNorm, fusing, norm_act, sum_norm_act, use_fused
 from elle.models.residual import PostActBlock, PreActResNet
 from tests.networks import relative_distance
+from tests.triton_kernels import DEVICE, GPU, INTERPRETED, MARKS, TRITON
 
-GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not GPU
-TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = [
-    *([] if INTERPRETED else [pytest.mark.gpu]),
-    pytest.mark.skipif(not TRITON or not (GPU or INTERPRETED), reason="needs Triton, and a GPU or TRITON_INTERPRET=1"),
-]
-DEVICE = "cuda" if GPU else "cpu"
+pytestmark = MARKS
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 SHAPES = [(3, 5, 4, 7), (5, 160, 3, 3), (9, 16, 1, 1), (2, 64, 8, 8)]
 LARGE = [(128, 64, 32, 32), (128, 512, 4, 4), (384, 128, 16, 16), (128, 160, 32, 32), (127, 640, 8, 8)]

@@ -1,10 +1,4 @@
-"""The kernels of a network's first convolution give what torch's operations give: values and gradients.
-
-On a GPU (make test-gpu), or without one where Triton is installed: TRITON_INTERPRET=1 pytest, at the speed of Python.
-"""
-
-import importlib.util
-import os
+"""The kernels of a network's first convolution give what torch's operations give: values and gradients."""
 
 import pytest
 import torch
@@ -15,15 +9,9 @@ from elle.engine.weight_gradients import Beside
 from elle.models import first_convolution
 from elle.models.first_convolution import Tiles, convolved, input_gradient, takes
 from tests.networks import relative_distance
+from tests.triton_kernels import DEVICE, INTERPRETED, MARKS
 
-GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not GPU
-TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = [
-    *([] if INTERPRETED else [pytest.mark.gpu]),
-    pytest.mark.skipif(not TRITON or not (GPU or INTERPRETED), reason="needs Triton, and a GPU or TRITON_INTERPRET=1"),
-]
-DEVICE = "cuda" if GPU else "cpu"
+pytestmark = MARKS
 ROUNDING = {torch.float16: 5e-4, torch.float32: 1e-5}
 SHAPES = [
     ((2, 3, 32, 32), 64),
