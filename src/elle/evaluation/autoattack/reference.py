@@ -46,15 +46,17 @@ def search(
     precision: Literal["fp32", "tf32"] = "fp32",
     batch: int = 500,
     budget: Budget | None = None,
+    channels_last: bool = False,
 ) -> Tensor:
     """x_adv [N, ...] of one attack of the original, seeded; x where the attack does not succeed.
 
+    With `channels_last` the network is laid out and fused for the GPU as for our own attacks, which is faster.
     Random state, trace function, eval mode and TF32 are the caller's again afterwards.
     """
     known(name)
     x, y, budget = x.detach().float(), y.long(), budget or Budget()
     attack = _original(name, _Floats(model), x.device, eps, norm, classes, seed, budget)
-    with constant(model, channels_last=False), _undisturbed(x.device), tf32(precision == "tf32"):
+    with constant(model, channels_last), _undisturbed(x.device), tf32(precision == "tf32"):
         try:
             x_adv: Tensor = attack.run_standard_evaluation(x, y, batch_size=batch)[0]
         except torch.OutOfMemoryError:
