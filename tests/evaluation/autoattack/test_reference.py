@@ -103,3 +103,9 @@ def test_a_missing_package_is_named(monkeypatch, digits_net):
     model, x, y = digits_net
     with pytest.raises(InputError, match=r"pip install 'elle-at\[autoattack\]'"):
         reference.search("square", model, x, y, 0.1, classes=10, seed=0)
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_where_all_points_are_broken_nothing_is_left_to_attack(digits_net, name):
+    model, x, y = digits_net
+    assert reference.search(name, model, x[:0], y[:0], 0.1, classes=10, seed=0).shape == x[:0].shape

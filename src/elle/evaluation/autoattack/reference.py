@@ -55,6 +55,8 @@ def search(
     """
     known(name)
     x, y, budget = x.detach().float(), y.long(), budget or Budget()
+    if not len(x):  # which the original cannot take
+        return x
     attack = _original(name, _Floats(model), x.device, eps, norm, classes, seed, budget)
     with constant(model, channels_last), _undisturbed(x.device), tf32(precision == "tf32"):
         try:
