@@ -297,6 +297,16 @@ def test_a_layer_is_found_by_name_or_refused_by_name():
         LatentStep().modules(smooth_net())
 
 
+def test_a_network_behind_a_normalising_layer_keeps_its_names_and_default_layers():
+    resnet = build_model("preact-resnet18", (3, 8, 8), 10, normalise=([0.5] * 3, [0.2] * 3))
+    conv, blocks = resnet.network.conv, resnet.network.blocks
+    assert LatentStep(layers="conv,blocks.0").modules(resnet) == [conv, blocks[0]]  # as docs/methods.md has it
+    assert LatentStep(layers="network.conv,network.blocks.0").modules(resnet) == [conv, blocks[0]]
+    assert LatentStep().modules(resnet) == [conv, blocks[1]]
+    with pytest.raises(ValueError, match="has no layer 'conv9'; it has normalise, network, conv, "):
+        LatentStep(layers="conv9").modules(resnet)
+
+
 def test_the_order_in_which_layers_are_named_does_not_matter():
     x, y = images(8)
     losses = [LatentStep(layers=layers)(conv_net(), x, y, x, EPS, when())[0] for layers in ("0,1,2", "2,0,1", "1,0,2")]

@@ -161,13 +161,15 @@ class LatentStep:
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
         """The modules whose outputs are moved; ValueError names one that the network does not have."""
-        named = dict(model.named_modules())
+        # A network behind a normalising layer has its own names as well, whether a run normalises or not.
+        own = {name.removeprefix("network."): module for name, module in model.named_modules()}
+        named = own | dict(model.named_modules())
         if not self.layers:
             return _first_convolution_and_stage(model)
         names = dict.fromkeys(name.strip() for name in self.layers.split(",") if name.strip())
         for name in names:
             if name not in named:
-                some = ", ".join(list(named)[1:7])
+                some = ", ".join(list(own)[1:7])
                 raise ValueError(f"the network has no layer {name!r}; it has {some} and so on")
         return [named[name] for name in names]
 
