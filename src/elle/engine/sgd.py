@@ -77,9 +77,8 @@ class SGD:
 
     def _moved(self, parameters: list[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Those that have a gradient: in their own type, and in float16."""
-        moved = [one for one in parameters if one.grad is not None]
-        half = [one for one in moved if one.grad is not None and one.grad.dtype is not one.dtype]
-        return [one for one in moved if one.grad is not None and one.grad.dtype is one.dtype], half
+        moved = [(one, one.grad.dtype is one.dtype) for one in parameters if one.grad is not None]
+        return [one for one, own in moved if own], [one for one, own in moved if not own]
 
     def _speed(self, parameter: nn.Parameter) -> Tensor | None:
         return self.state.get(parameter, {}).get("momentum_buffer")
