@@ -105,6 +105,28 @@ def test_a_missing_package_is_named(monkeypatch, digits_net):
         reference.search("square", model, x, y, 0.1, classes=10, seed=0)
 
 
+def test_points_that_only_tf32_misclassifies_are_attacked_too(digits_net):
+    network, x, y = digits_net
+
+    class Rounding(nn.Module):
+        """The first images, as they are, look wrong to it as long as TF32 is allowed."""
+
+        def forward(self, x_adv):
+            logits = network(x_adv)
+            if torch.backends.cudnn.allow_tf32:
+                unchanged = (x_adv[:, None] == x[None, :10]).flatten(2).all(2).any(1)
+                logits = torch.where(unchanged[:, None], -logits, logits)
+            return logits
+
+    options = {"classes": 10, "seed": 0, "budget": Budget(steps=20)}
+    plain, rounded = (
+        reference.search("apgd-ce", model, x[:20], y[:20], 0.2, precision="tf32", **options)
+        for model in (network, Rounding())
+    )
+    for x_adv in (plain, rounded):
+        assert (x_adv != x[:20]).flatten(1).any(1)[:10].sum() >= 5
+
+
 @pytest.mark.parametrize("name", ORDER)
 def test_where_all_points_are_broken_nothing_is_left_to_attack(digits_net, name):
     model, x, y = digits_net
