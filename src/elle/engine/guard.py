@@ -124,7 +124,6 @@ class Guard:
             run.watcher.said(f"rolled back to step {run.done}, going on with {method.name}{words}")
             return True
         self._roll_back(self.tensors, seconds, run.step.method)
-        run.save()
         go_on = run.how_to_continue("--resume on_collapse=rollback")
         raise WorkError(
             f"stopped{f' after {self.rollbacks} rollbacks' if spent else ''}: {verdict}; the run is back at its last "
@@ -148,6 +147,7 @@ class Guard:
         if run.timetable.place(run.done)[1] == 0:
             run.step.position.zero_()
         readings = self.monitor.forget(run.done)
+        run.save()  # before the checkpoints of the undone steps go: they may be all there are
         run.rewrite()
         weight = None if method.weight is None else method.weight.value
         known = {"undone_from": at, "method": method.name, "weight": weight, "records": dropped, "probes": readings}
