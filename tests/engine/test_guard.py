@@ -234,6 +234,16 @@ def test_a_run_whose_healthy_state_was_not_kept_says_so(settings, collapsing):
         train(settings("epochs=3", "on_collapse=rollback"), resume=True)
 
 
+def test_looks_and_verdicts_outlive_a_part_of_the_run_without_looks(settings, tmp_path, collapsing):
+    collapsing(3, 4)
+    first = train(settings("epochs=5", "max_steps=36"))
+    without = train(settings("epochs=5", "max_steps=54", "probe_every=0"), resume=True)
+    again = train(settings("epochs=5", "max_steps=72"), resume=True)
+    assert [one["kind"] for one in first["verdicts"]] == ["collapse"]
+    assert first["verdicts"] == without["verdicts"] == again["verdicts"][:1]
+    assert [one["step"] for one in lines(tmp_path / "run" / "probes.jsonl")] == [9, 18, 27, 36, 63, 72]
+
+
 class PulledPlugError(Exception):
     pass
 

@@ -75,7 +75,7 @@ class Guard:
         """Whether it is time for a look; not while eps still grows, for which the network is not yet trained."""
         run = self.run
         grown = run.schedule.eps(run.done / run.total_steps) == 1
-        return self.monitor is not None and run.done % self.every == 0 and grown
+        return self.every > 0 and run.done % self.every == 0 and grown
 
     def look(self, position: int, seconds: float) -> bool:
         """Look at the network after `position` steps and `seconds` of the epoch; whether the run was rolled back.
@@ -188,7 +188,9 @@ class Guard:
         like = self.run.step.state()
         kept = {name.removeprefix(_PREFIX): value for name, value in tensors.items() if name.startswith(_PREFIX)}
         self.tensors = {name: value.to(like[name].device) for name, value in kept.items() if name in like} or None
-        if self.monitor is not None and "monitor" in header:
+        if "monitor" in header:
+            # Also where probe_every=0 ends the looks: those made before stay on record.
+            self.monitor = self.monitor or _monitor(self.run, 1)
             self.monitor.load_state_dict(header["monitor"])
 
 
