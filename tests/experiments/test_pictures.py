@@ -248,6 +248,7 @@ def test_a_run_that_was_killed_is_not_called_training(elle, tmp_path):
         for file in run.iterdir():
             os.utime(file, (long_ago, long_ago))
         assert "training" in elle("watch", run, "--once").out.splitlines()[1]
+    (run / "gone").symlink_to("nowhere")  # like a file that another machine removes while we look
     told = elle("watch", run, "--once").out
     assert "not running here" in told
     assert f"`elle train --out {run} --resume`" in told
