@@ -284,6 +284,17 @@ def test_a_course_is_a_row_of_bars(values, bars):
     assert sparkline(values) == bars
 
 
+def test_a_file_of_other_bytes_or_that_cannot_be_read_is_named(elle, tmp_path):
+    path = run_directory(tmp_path / "run")
+    (path / "events.jsonl").write_bytes(b"\xff\xfe\n")
+    outcome = elle("watch", "--once", path)
+    assert (outcome.code, "events.jsonl is damaged" in outcome.err) == (2, True)
+    (path / "events.jsonl").unlink()
+    (path / "events.jsonl").mkdir()  # what a root that runs tests cannot read either
+    outcome = elle("watch", "--once", path)
+    assert (outcome.code, "events.jsonl cannot be read: Is a directory" in outcome.err) == (2, True)
+
+
 def test_a_damaged_file_is_named(tmp_path):
     path = run_directory(tmp_path / "run")
     (path / "events.jsonl").write_text("{\n")
