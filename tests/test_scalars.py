@@ -6,7 +6,7 @@ import pytest
 
 from elle.engine.loop import Watcher
 from elle.engine.monitor import Verdict
-from elle.errors import InputError
+from elle.errors import InputError, WorkError
 from elle.scalars import with_tensorboard
 
 
@@ -41,3 +41,11 @@ def test_the_command_refuses_before_it_trains(elle, tmp_path, monkeypatch):
     outcome = elle("train", "data=digits", "--tensorboard", f"out={tmp_path / 'run'}")
     assert (outcome.code, "elle-at[tensorboard]" in outcome.err) == (2, True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_written_fails_in_one_line(tmp_path):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "tensorboard").write_text("a file in its place")
+    watcher = with_tensorboard(Watcher(), tmp_path / "tensorboard")
+    with pytest.raises(WorkError, match=r"could not write .*tensorboard: File exists; .* --resume"):
+        watcher.recorded({"step": 10, "loss": 0.5})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elle.errors import InputError
+from elle.files import not_written
 
 if TYPE_CHECKING:
     from elle.engine.loop import Watcher
@@ -21,29 +23,34 @@ def with_tensorboard(watcher: Watcher, folder: Path) -> Watcher:
         raise InputError("--tensorboard needs an extra: pip install 'elle-at[tensorboard]'") from None
     writers: list[Any] = []
 
-    def writer() -> Any:
-        # With the first number: what the input gets wrong leaves no folder behind.
-        if not writers:
-            writers.append(SummaryWriter(str(folder)))
-        return writers[0]
+    def write(put: Callable[[Any], None]) -> None:
+        try:
+            # With the first number: what the input gets wrong leaves no folder behind.
+            if not writers:
+                writers.append(SummaryWriter(str(folder)))
+            put(writers[0])
+            writers[0].flush()
+        except OSError as problem:
+            raise not_written(folder, problem) from None
+
+    def write_numbers(values: Mapping[str, Any], prefix: str = "") -> None:
+        def put(writer: Any) -> None:
+            for name, value in values.items():
+                if isinstance(value, float):
+                    writer.add_scalar(prefix + name, value, values["step"])
+
+        write(put)
 
     def recorded(record: dict[str, Any]) -> None:
-        for name, value in record.items():
-            if isinstance(value, float):
-                writer().add_scalar(name, value, record["step"])
-        writer().flush()
+        write_numbers(record)
         watcher.recorded(record)
 
     def judged(verdict: Verdict) -> None:
-        writer().add_text("verdict", str(verdict), verdict.step)
-        writer().flush()
+        write(lambda writer: writer.add_text("verdict", str(verdict), verdict.step))
         watcher.judged(verdict)
 
     def looked(reading: Reading, condition: Kind | None) -> None:
-        for name, value in reading.items():
-            if isinstance(value, float):
-                writer().add_scalar(f"probe/{name}", value, reading["step"])
-        writer().flush()
+        write_numbers(reading, "probe/")
         watcher.looked(reading, condition)
 
     return replace(watcher, recorded=recorded, judged=judged, looked=looked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -107,8 +108,11 @@ def _abandoned(path: Path) -> bool:
     It was killed, or is on another machine, whose locks may not be seen here.
     """
     if is_running(path):
-        return False  # files come and go while we look
-    latest = max((file.stat().st_mtime for file in path.iterdir()), default=0.0)
+        return False
+    latest = 0.0
+    for file in path.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # on another machine files come and go while we look
+            latest = max(latest, file.stat().st_mtime)
     return time.time() - latest > _SILENCE
 
 

@@ -258,6 +258,13 @@ def linear_case():
     return Affine(classes=2), x, torch.arange(6) % 2
 
 
+@pytest.mark.parametrize("shape", [lambda y: y[:, None], lambda y: y[:, None].float(), lambda y: F.one_hot(y, 10)])
+def test_labels_in_another_shape_are_refused_with_the_shapes_there_are(model, data, shape):
+    x, y = data
+    with pytest.raises(ValueError, match=r"for logits \[16, .*labels \[B\], .*or probabilities \[B, K\] as floats"):
+        fgsm(model, x, shape(y), EPS)
+
+
 def test_a_sign_start_is_at_a_corner_of_the_ball():
     model, x, y = linear_case()
     torch.manual_seed(0)

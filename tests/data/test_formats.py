@@ -293,6 +293,11 @@ def test_wrong_own_arrays_are_named(tmp_path, x, y, words):
     assert_refused(lambda: own_arrays(root), root, *words)
 
 
+def test_own_arrays_of_one_class_are_refused_before_anything_is_trained(tmp_path):
+    np.savez(tmp_path / "all.npz", x_train=X, y_train=0 * Y, x_test=X[:5], y_test=0 * Y[:5])
+    assert_refused(lambda: own_arrays(tmp_path / "all.npz"), "all.npz", "only the class '0'", "two classes or more")
+
+
 def test_no_arrays_says_what_is_wanted(tmp_path):
     assert_refused(lambda: own_arrays(tmp_path), tmp_path, "train.npz", "x_train.npy", "root=FILE.npz")
     assert_refused(lambda: own_arrays(tmp_path / "absent"), "no such folder")

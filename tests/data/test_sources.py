@@ -235,6 +235,16 @@ def test_an_unknown_name_gets_the_nearest_and_all():
         find_dataset("")
 
 
+def test_a_relative_root_that_is_not_there_is_told_with_the_folder_it_was_looked_for_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("folder", "arrays", "cifar10"):
+        with pytest.raises(InputError, match=f"photos is looked for in {tmp_path}; .*--root FOLDER names another"):
+            load_dataset(name, "photos")
+        with pytest.raises(InputError) as told:
+            load_dataset(name, tmp_path / "photos")
+        assert "looked for in" not in str(told.value)
+
+
 def test_root_is_the_argument_then_the_variable_then_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ELLE_DATA", raising=False)

@@ -234,6 +234,16 @@ def test_a_run_whose_healthy_state_was_not_kept_says_so(settings, collapsing):
         train(settings("epochs=3", "on_collapse=rollback"), resume=True)
 
 
+def test_looks_and_verdicts_outlive_a_part_of_the_run_without_looks(settings, tmp_path, collapsing):
+    collapsing(3, 4)
+    first = train(settings("epochs=5", "max_steps=36"))
+    without = train(settings("epochs=5", "max_steps=54", "probe_every=0"), resume=True)
+    again = train(settings("epochs=5", "max_steps=72"), resume=True)
+    assert [one["kind"] for one in first["verdicts"]] == ["collapse"]
+    assert first["verdicts"] == without["verdicts"] == again["verdicts"][:1]
+    assert [one["step"] for one in lines(tmp_path / "run" / "probes.jsonl")] == [9, 18, 27, 36, 63, 72]
+
+
 class PulledPlugError(Exception):
     pass
 
@@ -264,6 +274,32 @@ def test_interrupted_around_a_rollback_and_resumed_is_uninterrupted_bitwise(sett
     assert mine[1]["monitor"] == theirs[1]["monitor"]
     assert lines(tmp_path / "whole" / "probes.jsonl") == lines(tmp_path / "cut" / "probes.jsonl")
     assert lines(tmp_path / "whole" / "steps.jsonl") == lines(tmp_path / "cut" / "steps.jsonl")
+
+
+def test_a_run_killed_after_a_rollback_past_all_its_checkpoints_goes_on_from_there(settings, tmp_path, monkeypatch):
+    looks = []
+
+    def check(self, model, step, *, loss, accuracy, rate):
+        looks.append(step)
+        # Healthy in the first epoch; then, until it falls, no longer so, but not fallen either.
+        multi = 0.4 if len(looks) <= 2 else 0.25 if len(looks) <= 6 else 0.01
+        levels = {"multi": multi, "single": 0.5, "clean": 0.7, "chance": 0.1, "error": 1e-5, "accuracy": 0.5}
+        return self.observe(levels | {"step": step, "loss": loss, "rate": rate})
+
+    def stepped(step):
+        if looks and step < looks[-1]:
+            raise PulledPlugError
+
+    monkeypatch.setattr(CollapseMonitor, "check", check)
+    words = ("epochs=5", "on_collapse=rollback")
+    with pytest.raises(PulledPlugError):
+        train(settings(*words), watcher=Watcher(stepped=stepped))
+    assert events(tmp_path / "run") == [("collapse", 72), ("rollback", 18)]
+    said = []
+    looks[:] = looks[:2]
+    result = train(settings(*words, "max_steps=36"), resume=True, watcher=Watcher(said=said.append))
+    assert said[0].startswith("continuing from step 18 ")
+    assert result["rollbacks"] == 1
 
 
 def test_the_stronger_method(settings):

@@ -248,6 +248,7 @@ def test_a_run_that_was_killed_is_not_called_training(elle, tmp_path):
         for file in run.iterdir():
             os.utime(file, (long_ago, long_ago))
         assert "training" in elle("watch", run, "--once").out.splitlines()[1]
+    (run / "gone").symlink_to("nowhere")  # like a file that another machine removes while we look
     told = elle("watch", run, "--once").out
     assert "not running here" in told
     assert f"`elle train --out {run} --resume`" in told
@@ -281,6 +282,17 @@ def test_the_commands_write_and_print(elle, tmp_path):
 @pytest.mark.parametrize(("values", "bars"), [([], ""), ([0, 0], "▁▁"), ([0, 0.5, 1], "▁▅█")])
 def test_a_course_is_a_row_of_bars(values, bars):
     assert sparkline(values) == bars
+
+
+def test_a_file_of_other_bytes_or_that_cannot_be_read_is_named(elle, tmp_path):
+    path = run_directory(tmp_path / "run")
+    (path / "events.jsonl").write_bytes(b"\xff\xfe\n")
+    outcome = elle("watch", "--once", path)
+    assert (outcome.code, "events.jsonl is damaged" in outcome.err) == (2, True)
+    (path / "events.jsonl").unlink()
+    (path / "events.jsonl").mkdir()  # what a root that runs tests cannot read either
+    outcome = elle("watch", "--once", path)
+    assert (outcome.code, "events.jsonl cannot be read: Is a directory" in outcome.err) == (2, True)
 
 
 def test_a_damaged_file_is_named(tmp_path):

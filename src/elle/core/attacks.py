@@ -233,9 +233,19 @@ def _gradient(model: Model, x: Tensor, target: Tensor) -> Tensor:
         if target.dim() == 1:
             loss = F.cross_entropy(logits, target, reduction="sum")
         else:
+            _check_probabilities(target, logits)
             loss = F.kl_div(F.log_softmax(logits, 1), target, reduction="sum")
         (gradient,) = torch.autograd.grad(loss * _SCALE, x)
     return gradient.nan_to_num()
+
+
+def _check_probabilities(target: Tensor, logits: Tensor) -> None:
+    """Refuse a column of labels [B, 1] and the like, which would be broadcast, or refused in torch's words."""
+    if target.shape != logits.shape or not target.is_floating_point():
+        raise ValueError(
+            f"y is {target.dtype} of shape {list(target.shape)} for logits {list(logits.shape)}; it must be labels "
+            f"[B], for example y.flatten(), or probabilities [B, K] as floats"
+        )
 
 
 def unwrapped(model: AnyModel) -> AnyModel:

@@ -65,6 +65,8 @@ def own_arrays(root: Path) -> ImageSet:
         raise InputError(
             f"{root}: training images are {train.x.shape[1:]}, test images {test.x.shape[1:]}; make them alike"
         )
+    if len(classes) < 2:
+        raise InputError(f"{root}: only the class {classes[0]!r}; a classifier needs two classes or more")
     return ImageSet(train, test, classes)
 
 

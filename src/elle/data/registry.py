@@ -238,15 +238,17 @@ def load_dataset(
 
 @contextlib.contextmanager
 def naming_the_folder(root: str | Path | None) -> Iterator[None]:
-    """Add to an error where its folder comes from, if nobody has named it and it is not there."""
+    """Add to an error where its folder comes from, if it is not there and the error alone does not tell."""
     try:
         yield
     except InputError as error:
         folder = data_folder(root)
-        if root or folder.is_dir():
+        if folder.is_dir() or (root and (folder.is_absolute() or folder.exists())):
             raise
         variable = os.environ.get(ROOT_VARIABLE)
         origin = f"set by {ROOT_VARIABLE}" if variable else f"the default, as {ROOT_VARIABLE} is not set"
+        if root:  # perhaps that of a run, which was trained from elsewhere
+            origin = f"looked for in {Path.cwd()}"
         raise InputError(
             f"{error} (the folder {folder} is {origin}; root=FOLDER or --root FOLDER names another)"
         ) from None

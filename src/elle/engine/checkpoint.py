@@ -103,10 +103,11 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
-    """Write the checkpoint of `step`, then delete all but the last two."""
+    """Write the checkpoint of `step`, then delete all before it but the last."""
     path = checkpoint_path(run, step)
     write_tensors(path, tensors, {"kind": "checkpoint", "step": step} | dict(header))
-    for old in checkpoints(run)[:-KEPT]:
+    # Those after it, of steps that a rollback undoes, are the rollback's to delete.
+    for old in [other for other in checkpoints(run) if other.name < path.name][: 1 - KEPT]:
         old.unlink()
     return path
 

@@ -75,7 +75,7 @@ class Guard:
         """Whether it is time for a look; not while eps still grows, for which the network is not yet trained."""
         run = self.run
         grown = run.schedule.eps(run.done / run.total_steps) == 1
-        return self.monitor is not None and run.done % self.every == 0 and grown
+        return self.every > 0 and run.done % self.every == 0 and grown
 
     def look(self, position: int, seconds: float) -> bool:
         """Look at the network after `position` steps and `seconds` of the epoch; whether the run was rolled back.
@@ -124,7 +124,6 @@ class Guard:
             run.watcher.said(f"rolled back to step {run.done}, going on with {method.name}{words}")
             return True
         self._roll_back(self.tensors, seconds, run.step.method)
-        run.save()
         go_on = run.how_to_continue("--resume on_collapse=rollback")
         raise WorkError(
             f"stopped{f' after {self.rollbacks} rollbacks' if spent else ''}: {verdict}; the run is back at its last "
@@ -148,6 +147,7 @@ class Guard:
         if run.timetable.place(run.done)[1] == 0:
             run.step.position.zero_()
         readings = self.monitor.forget(run.done)
+        run.save()  # before the checkpoints of the undone steps go: they may be all there are
         run.rewrite()
         weight = None if method.weight is None else method.weight.value
         known = {"undone_from": at, "method": method.name, "weight": weight, "records": dropped, "probes": readings}
@@ -188,7 +188,9 @@ class Guard:
         like = self.run.step.state()
         kept = {name.removeprefix(_PREFIX): value for name, value in tensors.items() if name.startswith(_PREFIX)}
         self.tensors = {name: value.to(like[name].device) for name, value in kept.items() if name in like} or None
-        if self.monitor is not None and "monitor" in header:
+        if "monitor" in header:
+            # Also where probe_every=0 ends the looks: those made before stay on record.
+            self.monitor = self.monitor or _monitor(self.run, 1)
             self.monitor.load_state_dict(header["monitor"])
 
 

@@ -263,7 +263,7 @@ class Run:
             self.save()
         self.watcher.recorded(record)
         since = self.tracking.collapse()
-        if self.guard.monitor is None and since is not None and already is None:
+        if not self.guard.every and since is not None and already is None:
             self.files.event("collapse", step=self.done, epoch=since)
             self.watcher.said(f"collapse: accuracy under attack has been below half of its best since epoch {since}")
 

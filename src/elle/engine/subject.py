@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,9 +104,14 @@ def _run(source: Source, path: Path) -> Subject:
     if source.data is None:
         images = trained.images(source.root)
     else:
-        images = load_dataset(source.data, source.root or config.root, image_size=config.image_size)
+        images = _shown(source.data, source.root or config.root, trained.header)
         _check_fit(source.data, images, weights)
     return _subject(trained.model, images, config, weights, source)
+
+
+def _shown(data: str, root: str | None, network: Mapping[str, Any]) -> ImageSet:
+    """Another set's images; image files as large as those that the network was trained on."""
+    return load_dataset(data, root, image_size=network["shape"][-1] if find_dataset(data).files else None)
 
 
 def _check_fit(data: str, images: ImageSet, weights: Path) -> None:
@@ -142,12 +148,13 @@ def _foreign(source: Source) -> Subject:
     name, data, weights = str(source.model), str(source.data), Path(str(source.weights))
     row = find_dataset(data)
     tensors = read_weights(weights)
-    images = load_dataset(data, source.root)
     if weights.suffix == ".safetensors" and kept_network(weights) == name:
         # The file knows what a name does not tell: the activation, a normalising first layer, the averaged weights.
-        model, _ = load_network(weights)
+        model, header = load_network(weights)
+        images = _shown(data, source.root, header)
         check_model(model, name, _image_shape(images), len(images.classes))
     else:
+        images = load_dataset(data, source.root)
         model = _built(name, images)
         _fit(model, tensors, weights, name)
     return Subject(model, images.test, images.classes, data, name, weights, row.defaults["eps"], "linf")

@@ -42,7 +42,7 @@ class RunDirectory:
         self.events = _lines(self.path / "events.jsonl")
         result = self.path / "result.json"
         if result.exists():
-            self.result = _parsed(result, result.read_text(encoding="utf-8"))
+            self.result = _parsed(result, _text(result))
 
     def steps(self) -> list[Record]:
         """One line an epoch: the number of its first step and a column of values a quantity."""
@@ -120,8 +120,16 @@ def _lines(path: Path) -> list[Record]:
     """The values of a file with one JSON value a line; a line without its end is still being written."""
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [_parsed(path, line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    lines = _text(path).splitlines(keepends=True)
+    return [_parsed(path, line) for line in lines if line.endswith("\n")]
+
+
+def _text(path: Path) -> str:
+    """What a file holds; bytes that are no text will not be JSON either."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as problem:
+        raise InputError(f"{path} cannot be read: {problem.strerror}; repair that, or leave that run out") from None
 
 
 def _parsed(path: Path, text: str) -> Record:
