@@ -79,7 +79,12 @@ def sweep(
         print_json(_rows(items))
     _conclude(items)
     if not as_json:
-        print(f"{len(items)} runs in {folder} are finished: elle report {recipe}{f' {out}' if out else ''}")
+        are = "is" if len(items) == 1 else "are"
+        print(f"{_runs(len(items))} in {folder} {are} finished: elle report {recipe}{f' {out}' if out else ''}")
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count != 1)}"
 
 
 def _local(slots: int, gpus: list[int]) -> Executor:
@@ -144,20 +149,21 @@ def _rows(items: list[Item]) -> list[dict[str, str]]:
 
 def _print_plan(items: list[Item], folder: Path, as_json: bool) -> None:
     from elle.experiments.sweep import counts
-    from elle.experiments.sweep_view import COLUMNS, cells
+    from elle.experiments.sweep_view import cells, columns, shown_keys
 
     if as_json:
         print_json(_rows(items))
         return
-    print_table(list(COLUMNS), [[*map(str, cells(item))] for item in items])
+    keys = shown_keys(items)
+    print_table(columns(keys), [[*map(str, cells(item, keys))] for item in items])
     states = ", ".join(f"{count} {state}" for state, count in counts(items).items())
-    print(f"{len(items)} runs in {folder}: {states}; nothing was started")
+    print(f"{_runs(len(items))} in {folder}: {states}; nothing was started")
 
 
 def _interrupted(items: list[Item], folder: Path) -> None:
     finished = sum(item.state == "finished" for item in items)
     raise Interrupted(
-        f"interrupted: {finished} of {len(items)} runs are finished, the others are saved in {folder}; "
+        f"interrupted: {finished} of {_runs(len(items))} finished, what was begun is saved in {folder}; "
         f"go on with the same command"
     )
 
@@ -166,7 +172,7 @@ def _conclude(items: list[Item]) -> None:
     failed = [item for item in items if item.state == "failed"]
     if failed:
         raise WorkError(
-            f"{len(failed)} of {len(items)} runs failed, first {failed[0].name}: {failed[0].said}; the log is in "
+            f"{len(failed)} of {_runs(len(items))} failed, first {failed[0].name}: {failed[0].said}; the log is in "
             f"{failed[0].path / 'train.log'}; the same command tries again what has not finished"
         )
 
@@ -202,8 +208,7 @@ def report(
     if as_json:
         print_json([str(path) for path in written])
     else:
-        count = len(runs.runs)
-        print(f"{count} run{'s' * (count != 1)}; {len(written)} files, first {written[0]}")
+        print(f"{_runs(len(runs.runs))}; {len(written)} files, first {written[0]}")
 
 
 def _delayed(sources: list[str], as_json: bool) -> None:

@@ -176,7 +176,7 @@ def test_runs_of_another_recipe_are_left_out(folder):
     assert "other" not in {one.name for one in gather(both).runs}
     alone = gather([str(folder / "runs")])
     assert "other" in {one.name for one in alone.runs}
-    assert telling_keys(alone.settings) == ["method", "eps", "lr"]
+    assert telling_keys(alone.configs) == ["method", "eps", "lr"]
     assert "| fgsm, lr=0.5 |" in markdown(result_tables(alone, lay_out(alone))[0])
 
 

@@ -110,6 +110,22 @@ def test_only_chooses_runs_and_a_dry_run_starts_none(tmp_path, elle, monkeypatch
     assert elle("sweep", "tiny.toml", "--on", "moon").code == 2
 
 
+def test_a_dry_run_tells_apart_what_differs_in_another_setting_than_method_and_eps(tmp_path, elle, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(
+        'title = "Mine"\nseeds = 1\n[base]\ndata = "digits"\nmethod = "gradalign"\n[grid]\n'
+        'model = ["small-cnn", "preact-resnet18"]\n"method.loss.weight" = [1, 2]\n'
+    )
+    head, *rows, last = [line.split() for line in elle("sweep", "mine.toml", "--dry-run").out.splitlines()]
+    assert head == ["run", "method", "eps", "model", "method.loss.weight", "seed", "epoch", "state"]
+    assert [row[3:5] for row in rows] == [
+        ["small-cnn", "1"], ["small-cnn", "2"], ["preact-resnet18", "1"], ["preact-resnet18", "2"]
+    ]  # fmt: skip
+    one = elle("sweep", "mine.toml", "--dry-run", "--only", "model=small-cnn", "method.loss.weight=1").out
+    assert one.splitlines()[0].split() == ["run", "method", "eps", "seed", "epoch", "state"]
+    assert one.splitlines()[-1] == "1 run in runs/mine: 1 waiting; nothing was started"
+
+
 def test_a_gpu_that_is_not_there_is_told_before_a_run_trains_on_the_cpu(tmp_path, elle, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny_recipe(tmp_path)

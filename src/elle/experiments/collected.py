@@ -93,6 +93,10 @@ class Collected:
         return [Setting(sorted(group, key=lambda run: run.config.seed)) for group in groups.values()]
 
     @property
+    def configs(self) -> list[Config]:
+        return [setting.config for setting in self.settings]
+
+    @property
     def metrics(self) -> list[str]:
         """The numbers to tabulate: those the recipe asks for, otherwise the attacks, the strongest first."""
         found = {name for setting in self.settings for one in setting.measured for name in one}
@@ -242,13 +246,14 @@ def spelled(key: str, value: Any) -> str:
     return format_radius(value) if key == "eps" else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def telling_keys(settings: Sequence[Setting], first: Sequence[str] = ()) -> list[str]:
-    """The fewest settings, `first` ones first, by which all of these are told apart."""
-    others = [key for setting in settings for key in flat(setting.config) if key not in ("seed", "out")]
+def telling_keys(configs: Sequence[Config], first: Sequence[str] = ()) -> list[str]:
+    """The fewest settings, `first` ones first, by which all of these are told apart; their seeds do not count."""
+    runs = [flat(config) for config in configs]
+    others = [key for values in runs for key in values if key not in ("seed", "out")]
     needed: list[str] = []
     told = 1
     for key in dict.fromkeys([*first, *_TELLING, *others]):
-        different = len({tuple(str(setting.value(one)) for one in [*needed, key]) for setting in settings})
+        different = len({tuple(str(values.get(one)) for one in [*needed, key]) for values in runs})
         if different > told:
             needed.append(key)
             told = different
