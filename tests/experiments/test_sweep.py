@@ -17,7 +17,7 @@ from elle.experiments.parcel import pack, unpack
 from elle.experiments.recipe import load_recipe
 from elle.experiments.rundir import open_run
 from elle.experiments.sweep import Item, chosen_runs, plan, run_name, run_sweep
-from elle.experiments.sweep_view import SweepView, duration
+from elle.experiments.sweep_view import SweepView, cells, duration
 from elle.experiments.training import is_running, outcome, start_training
 from elle.files import FolderLock, is_held
 
@@ -116,7 +116,7 @@ def test_a_dry_run_tells_apart_what_differs_in_another_setting_than_method_and_e
         'title = "Mine"\nseeds = 1\n[base]\ndata = "digits"\nmethod = "gradalign"\n[grid]\n'
         'model = ["small-cnn", "preact-resnet18"]\n"method.loss.weight" = [1, 2]\n'
     )
-    head, *rows, last = [line.split() for line in elle("sweep", "mine.toml", "--dry-run").out.splitlines()]
+    head, *rows, _ = [line.split() for line in elle("sweep", "mine.toml", "--dry-run").out.splitlines()]
     assert head == ["run", "method", "eps", "model", "method.loss.weight", "seed", "epoch", "state"]
     assert [row[3:5] for row in rows] == [
         ["small-cnn", "1"], ["small-cnn", "2"], ["preact-resnet18", "1"], ["preact-resnet18", "2"]
@@ -266,6 +266,19 @@ def test_a_live_table_on_a_terminal(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "disk full" in out
     assert "2 finished, 1 failed" in out
+
+
+def test_the_time_left_counts_epochs_that_are_known_when_images_are_counted(tmp_path):
+    config = load_config(["data=folder", f"root={tmp_path}"]).resolved()
+    items = [Item(config, tmp_path / name, "running") for name in ("begun", "waiting")]
+    view = SweepView(items)
+    assert [cells(item, [])[2] for item in items] == ["0/?", "0/?"]
+    items[0].path.mkdir()
+    (items[0].path / "config.toml").write_text(config.model_copy(update={"epochs": 100}).to_toml())
+    items[0].look()
+    items[0].epochs_done, view.started = 10.0, time.monotonic() - 1000
+    assert cells(items[0], [])[2] == "10/100"
+    assert view.left() == pytest.approx(19_000, rel=0.05)
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(45, "45 s"), (600, "10 min"), (9000, "2.5 h")])

@@ -56,9 +56,12 @@ class SweepView:
     def left(self) -> float | None:
         """Seconds to the end at the pace so far, epochs of all runs counted alike; None before the first is done."""
         done = sum(item.epochs_done for item in self.items) - self.epochs_before
-        ahead = sum((item.config.epochs or 1) - item.epochs_done for item in self.items
+        known = [item.epochs for item in self.items if item.epochs is not None]
+        if done <= 0 or not known:
+            return None
+        ahead = sum((item.epochs or max(known)) - item.epochs_done for item in self.items
                     if item.state in ("running", "waiting"))  # fmt: skip
-        return (time.monotonic() - self.started) * ahead / done if done > 0 else None
+        return (time.monotonic() - self.started) * ahead / done
 
     def _line(self, item: Item) -> str:
         ended = sum(one.state in ("finished", "failed") for one in self.items)
@@ -96,7 +99,7 @@ def cells(item: Item, keys: Sequence[str]) -> list[Any]:
     """A run's row of the table."""
     values = flat(item.config)
     told = [spelled(key, values.get(key)) for key in keys]
-    epochs = f"{item.epochs_done:g}/{item.config.epochs}"
+    epochs = f"{item.epochs_done:g}/{item.epochs or '?'}"
     return [item.name, *told, str(item.config.seed), epochs, item.state, Text(item.said)]
 
 
