@@ -31,12 +31,16 @@ def sweep(
     out: Annotated[Path | None, typer.Option(help="The folder of its runs; otherwise runs/RECIPE.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     on: Annotated[str, typer.Option(help="local, or ray: a cluster.")] = "local",
-    address: Annotated[str, typer.Option(help="Of the Ray cluster.")] = "auto",
-    cpus_per_run: Annotated[float, typer.Option(min=0, help="Cores of the cluster for a run.")] = 1,
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster; otherwise auto.")] = None,
+    cpus_per_run: Annotated[
+        float | None, typer.Option(min=0, help="Cores of the cluster for a run; otherwise 1.")
+    ] = None,
     gpus_per_run: Annotated[
         float | None, typer.Option(min=0, help="GPUs of the cluster for a run; otherwise 1 where it has any.")
     ] = None,
-    retries: Annotated[int, typer.Option(min=0, help="How often a run may lose its node.")] = 3,
+    retries: Annotated[
+        int | None, typer.Option(min=0, help="How often a run may lose its node; otherwise 3 times.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make the runs of a recipe; what is finished is not made again, so the same command continues it.
@@ -48,8 +52,9 @@ def sweep(
     from elle.experiments.sweep_view import SweepView
     from elle.files import FolderLock
 
-    if on not in ("local", "ray"):
-        raise InputError(f"--on {on}: write local or ray")
+    cluster = {"address": address, "cpus_per_run": cpus_per_run, "gpus_per_run": gpus_per_run, "retries": retries}
+    _check_place(on, gpus, [name for name, value in cluster.items() if value is not None])
+    places = _gpus(gpus)
     loaded = load_recipe(recipe)
     configs = chosen_runs(loaded, seeds, [*(only or []), *(words or [])])
     folder = out or Path("runs") / loaded.name
@@ -61,12 +66,17 @@ def sweep(
     if dry_run:
         _print_plan(plan(configs, folder), folder, as_json)
         return
-    places = _gpus(gpus)
     with FolderLock(folder, ".sweep.lock"):
         items = plan(configs, folder)
         write_manifest(folder, str(Path(recipe).absolute()) if recipe.endswith(".toml") else recipe, items)
         executor = (
-            _ray(address, cpus_per_run, gpus_per_run, retries, jobs)
+            _ray(
+                address or "auto",
+                1 if cpus_per_run is None else cpus_per_run,
+                gpus_per_run,
+                3 if retries is None else retries,
+                jobs,
+            )
             if on == "ray"
             else _local(jobs or len(places) or 1, places)
         )
@@ -97,6 +107,16 @@ def _ray(address: str, cpus: float, gpus: float | None, retries: int, jobs: int 
     from elle.experiments.ray_cluster import RayExecutor
 
     return RayExecutor(address, cpus=cpus, gpus=gpus, retries=retries, slots=jobs)
+
+
+def _check_place(on: str, gpus: str | None, of_cluster: list[str]) -> None:
+    """An option that would be left unheard is refused: a user counts on it."""
+    if on not in ("local", "ray"):
+        raise InputError(f"--on {on}: write local or ray")
+    if on == "local" and of_cluster:
+        raise InputError(f"--{of_cluster[0].replace('_', '-')} is of a cluster; add --on ray, or leave it out")
+    if on == "ray" and gpus is not None:
+        raise InputError(f"--gpus {gpus} is of this machine; with --on ray, --gpus-per-run says how many a run takes")
 
 
 def _gpus(text: str | None) -> list[int]:
