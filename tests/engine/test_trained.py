@@ -117,7 +117,7 @@ def test_what_is_no_folder_is_refused_by_name(tmp_path, name):
 
 def test_a_run_without_its_configuration_is_refused_by_name(run_copy):
     (run_copy / "config.toml").unlink()
-    with pytest.raises(InputError, match="config.toml does not exist"):
+    with pytest.raises(InputError, match="has no config.toml"):
         load_run(run_copy)
 
 

@@ -158,6 +158,29 @@ def test_an_evaluation_at_the_run_s_own_radius_counts(folder):
         measured(open_run(run))
 
 
+def test_an_evaluation_with_other_attacks_does_not_hide_the_one_before(folder):
+    run = folder / "runs" / "elle-a-8-0"
+
+    def record(name, accuracy, weights="w", **more):
+        return {"eps": 8 / 255, "norm": "linf", "model": {"sha256": weights},
+                "attacks": {name: {"accuracy": accuracy, "total": 500}}} | more  # fmt: skip
+
+    data = open_run(run).config.data
+    files = {
+        "evaluation.1.json": record("autoattack", 0.1, "of before the run went on", data={"name": data}),
+        "evaluation.2.json": record("apgd-t", 0.2, data={"name": data}),
+        "evaluation.9.json": record("autoattack", 0.4, data={"name": data}),
+        "evaluation.10.json": record("autoattack", 0.41, data={"name": data}),
+        "evaluation.11.json": record("autoattack", 0.9, data={"name": "another dataset"}),
+        "evaluation.json": record("fgsm", 0.7, data={"name": data}),
+    }
+    for name, content in files.items():
+        (run / name).write_text(json.dumps(content))
+    (run / "evaluation.12.json").write_text("{")  # a damaged record is set aside by the next evaluation
+    numbers = measured(open_run(run))
+    assert (numbers["autoattack"], numbers["apgd-t"], numbers["fgsm"]) == (41, 20, 70)
+
+
 def test_unfinished_and_failed_runs_are_listed(folder):
     run = run_directory(
         folder / "runs" / "late", "method=fgsm", "eps=8/255", "seed=9", "model=small-cnn", finished=False
