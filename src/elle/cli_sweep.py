@@ -170,7 +170,11 @@ def _rows(items: list[Item]) -> list[dict[str, str]]:
 def _print_plan(items: list[Item], folder: Path, as_json: bool) -> None:
     from elle.experiments.sweep import counts
     from elle.experiments.sweep_view import cells, columns, shown_keys
+    from elle.experiments.training import is_running
 
+    for item in items:
+        if is_running(item.path):  # by a sweep that is under way
+            item.state = "running"
     if as_json:
         print_json(_rows(items))
         return

@@ -129,6 +129,15 @@ def test_a_dry_run_tells_apart_what_differs_in_another_setting_than_method_and_e
     assert one.splitlines()[-1] == "1 run in runs/mine: 1 waiting; nothing was started"
 
 
+def test_a_dry_run_beside_a_sweep_says_what_is_under_way(tmp_path, elle, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, *_ = plan(load_recipe(tiny_recipe(tmp_path)).runs(), tmp_path / "runs" / "tiny")
+    with FolderLock(first.path, ".lock"):
+        states = [row["state"] for row in json.loads(elle("sweep", "tiny.toml", "--dry-run", "--json").out)]
+        assert states == ["running", "waiting", "waiting", "waiting"]
+    assert "4 runs in runs/tiny: 4 waiting" in elle("sweep", "tiny.toml", "--dry-run").out
+
+
 def test_a_gpu_that_is_not_there_is_told_before_a_run_trains_on_the_cpu(tmp_path, elle, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny_recipe(tmp_path)
