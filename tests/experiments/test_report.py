@@ -181,6 +181,12 @@ def test_an_evaluation_with_other_attacks_does_not_hide_the_one_before(folder):
     assert (numbers["autoattack"], numbers["apgd-t"], numbers["fgsm"]) == (41, 20, 70)
 
 
+def test_one_run_is_not_called_runs(folder):
+    write_report(gather([str(folder / "runs" / "elle-a-8-0")]), folder / "one")
+    text = (folder / "one" / "report.md").read_text()
+    assert text.startswith("# 1 run\n\n1 setting with 1 seed each, 1 run; mean")
+
+
 def test_unfinished_and_failed_runs_are_listed(folder):
     run = run_directory(
         folder / "runs" / "late", "method=fgsm", "eps=8/255", "seed=9", "model=small-cnn", finished=False
@@ -189,7 +195,7 @@ def test_unfinished_and_failed_runs_are_listed(folder):
     write_report(gather([str(folder / "radii.toml"), str(folder / "runs")]), folder / "report")
     text = (folder / "report" / "report.md").read_text()
     assert "| late | the disk is full |" in text
-    assert "1 more have no result" in text
+    assert "1 more has no result" in text
 
 
 def test_runs_of_another_recipe_are_left_out(folder):
