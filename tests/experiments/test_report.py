@@ -181,6 +181,22 @@ def test_an_evaluation_with_other_attacks_does_not_hide_the_one_before(folder):
     assert (numbers["autoattack"], numbers["apgd-t"], numbers["fgsm"]) == (41, 20, 70)
 
 
+@pytest.mark.parametrize(
+    ("radii", "axis", "places"),
+    [
+        (("8/255", "51/255"), "eps \u00b7 255", [8, 51]),
+        (("0.2", "0.4"), "eps", [0.2, 0.4]),  # 51 and 102 grey levels, which nobody has written
+    ],
+)
+def test_an_axis_counts_eps_as_the_tables_write_it(tmp_path, radii, axis, places):
+    for eps in radii:
+        run = run_directory(tmp_path / eps.replace("/", "-"), "method=fgsm", f"eps={eps}", "model=small-cnn")
+        write_result(run, 50)
+    found = gather([str(tmp_path)])
+    over = next(one for one in report_figures(found, lay_out(found)) if one.title.endswith("over eps"))
+    assert (over.x_label, over.series[0].x) == (axis, places)
+
+
 def test_one_run_is_not_called_runs(folder):
     write_report(gather([str(folder / "runs" / "elle-a-8-0")]), folder / "one")
     text = (folder / "one" / "report.md").read_text()

@@ -64,7 +64,8 @@ def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
     if unfinished := len(collected.runs) - finished:
         text += f" {unfinished} more {'has' if unfinished == 1 else 'have'} no result: see the end."
     if collected.copies:
-        text += f" {collected.copies} more {'is' if collected.copies == 1 else 'are'} left out: another has the same settings and seed."
+        are = "is" if collected.copies == 1 else "are"
+        text += f" {collected.copies} more {are} left out: another has the same settings and seed."
     judged = [one for one in comparisons if one.inside is not None]
     if judged:
         inside = sum(bool(one.inside) for one in judged)
