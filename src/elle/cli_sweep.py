@@ -60,7 +60,10 @@ def sweep(
     folder = out or Path("runs") / loaded.name
     try:
         _check_trainable(configs)
-        _check_metrics({one.metric for one in loaded.expected})
+        _check_metrics("expected", {one.metric for one in loaded.expected})
+        if loaded.figure.get("kind", "table") in ("table", "lines", "bars"):  # others draw columns of a run's records
+            asked = loaded.figure.get("metric", [])
+            _check_metrics("[figure]: metric", {asked} if isinstance(asked, str) else set(asked))
     except InputError as problem:
         raise InputError(f"recipe {loaded.name}: {problem}") from None
     if dry_run:
@@ -151,8 +154,8 @@ def _check_trainable(configs: list[Config]) -> None:
             parse_track(whole.track, whole.norm)
 
 
-def _check_metrics(names: set[str]) -> None:
-    """An expected number that no run can ever have would be missing from the report without a word."""
+def _check_metrics(where: str, names: set[str]) -> None:
+    """A number that no run can ever have would be missing from the report without a word."""
     from elle.evaluation.names import parse_attacks
     from elle.experiments.collected import TIMES, VALIDATION
 
@@ -160,7 +163,7 @@ def _check_metrics(names: set[str]) -> None:
         try:
             parse_attacks(name.removeprefix(VALIDATION))
         except InputError as problem:
-            raise InputError(f"expected {name}: {problem}; or {', '.join(TIMES)}") from None
+            raise InputError(f"{where} {name}: {problem}; or {', '.join(TIMES)}") from None
 
 
 def _rows(items: list[Item]) -> list[dict[str, str]]:

@@ -170,6 +170,11 @@ def test_a_mistyped_method_is_told_before_any_run(tmp_path, elle, monkeypatch):
             "[[expected]]\nmetric = 'pgd10'\nvalue = 1\n[grid]",
             "expected pgd10: attack 'pgd10' does not exist",
         ),
+        (
+            "[grid]",
+            "[figure]\nmetric = ['autoatack']\n[grid]",
+            "[figure]: metric autoatack: attack 'autoatack' does not",
+        ),
     ],
 )
 def test_what_no_run_could_do_is_told_by_a_dry_run_too(tmp_path, elle, monkeypatch, right, wrong, words):
