@@ -333,7 +333,7 @@ def test_a_mistake_in_an_evaluation_is_one_line_and_exit_code_2(elle, run_copy, 
 def test_a_folder_that_is_no_run_is_one_line_and_exit_code_2(elle, tmp_path, command):
     outcome = elle(command, tmp_path)
     assert_one_line(outcome, 2)
-    assert "has no model.safetensors" in outcome.err
+    assert "has no config.toml" in outcome.err
 
 
 def test_metrics_are_given_for_people_and_for_programs(elle, run_copy):

@@ -39,7 +39,7 @@ def test_a_schedule_is_drawn_and_told(elle, tmp_path, name):
 
 def test_tuning_tries_each_value_and_names_the_best(elle):
     words = [*QUICK, "method=elle-a", "max_steps=3"]
-    outcome = elle("tune", *words, "--weights", "20,100", "--json")
+    outcome = elle("tune", *words, "--weights", "20,100,20", "--json")
     assert outcome.code == 0, outcome
     (result,) = json.loads(outcome.out)
     assert [trial["weight"] for trial in result["trials"]] == [20, 100]
@@ -58,6 +58,10 @@ def test_tuning_tries_each_value_and_names_the_best(elle):
         (["tune", "method=elle", "--weights", "0,1"], "greater than 0"),
         (["tune", "method=elle", "--search", "best"], "there are grid and optuna"),
         (["show-schedule", "shrt"], "no schedule 'shrt', did you mean 'short'"),
+        (["show-schedule", "short", "--out", "short.png"], "is no .svg; name a .svg file"),
+        (["tune", "method=elle", "data=digits", "out=here"], "name it with --out here"),
+        (["tune", "method=elle", "data=digits", "--trials", "3"], "--trials is of a search with Optuna"),
+        (["tune", "method=elle", "data=digits", "--storage", "x"], "--storage is of a search with Optuna"),
         (["tune", "method=elle", "weight=3"], "give values with --weights instead"),
         (["tune", "method=elle", "--search", "optuna", "--storage", "no://x"], "cannot use no://x to keep the trials"),
     ],

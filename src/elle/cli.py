@@ -13,7 +13,7 @@ from elle import cli_bench, cli_evaluation, cli_export, cli_lists, cli_recipes, 
 from elle.cli_data import app as data_app
 from elle.config import KEYS, load_config, parse_words, radius_option
 from elle.data.registry import find_dataset
-from elle.errors import InputError, Interrupted, WorkError, leave, tell
+from elle.errors import InputError, Interrupted, WorkError, check_file_name, leave, tell
 from elle.printing import print_accuracies, print_json, print_table
 from elle.version import __version__
 
@@ -197,6 +197,7 @@ def plot(
     from elle.experiments.pictures import unique_names, write_pictures
     from elle.experiments.rundir import open_run
 
+    check_file_name(out, ".html")
     if (before is None) != (after is None):
         raise InputError("--before and --after belong together; give a checkpoint of the run for each")
     if before is not None and len(directories) > 1:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from elle.config import format_radius, radius_option
-from elle.errors import InputError, nearest
+from elle.errors import InputError, check_file_name, nearest
 from elle.printing import print_accuracies, print_json, print_table
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -166,8 +166,8 @@ def show(
     from elle.evaluation.picture import attacked_rows, draw
 
     source = Source(run, model, weights, data, root)
-    if out is not None and (out.is_dir() or out.suffix.lower() != ".png"):
-        raise InputError(f"--out {out} is {'a folder' if out.is_dir() else 'no .png'}; name a .png file")
+    if out is not None:
+        check_file_name(out, ".png")
     subject = load_subject(source, pick_device(device))
     attacks = parse_tracked(attack, subject.norm)  # type: ignore[arg-type]
     radius = _radius(eps, None, subject)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from elle.config import Config, format_radius
-from elle.errors import InputError
+from elle.errors import InputError, check_file_name
 from elle.printing import print_json, print_rows, print_table
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -55,6 +55,8 @@ def show_schedule(
     if as_json and out is None:
         print_json(schedule_values(name))
         return
+    if out is not None:
+        check_file_name(out, ".svg")
     chart, path = schedule_chart(name), out or Path(f"{name}.svg")
     write_text(path, draw(chart))
     if as_json:
@@ -71,7 +73,9 @@ def tune(
     weights: Annotated[str | None, typer.Option(help="The values, with commas; otherwise the paper's.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each value, averaged.")] = 1,
     search: Annotated[str, typer.Option(help="grid, or optuna (between the values' ends).")] = "grid",
-    trials: Annotated[int, typer.Option(min=1, help="Values that this worker tries, with --search optuna.")] = 10,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Values that this worker tries, with --search optuna; otherwise 10.")
+    ] = None,
     storage: Annotated[
         str | None, typer.Option(help="Optuna's database; otherwise OUT/tune.db for all workers.")
     ] = None,
@@ -89,6 +93,9 @@ def tune(
 
     if search not in ("grid", "optuna"):
         raise InputError(f"--search {search}: there are grid and optuna")
+    for option in [name for name, value in (("trials", trials), ("storage", storage)) if value is not None]:
+        if search == "grid":
+            raise InputError(f"--{option} is of a search with Optuna; add --search optuna, or leave it out")
     found = settings(words)
     if weights is not None:
         found = [dataclasses.replace(one, weights=_numbers(weights)) for one in found]
@@ -97,7 +104,7 @@ def tune(
         if search == "grid":
             tried = grid_search(setting, seeds, out, _trainer(as_json))
         else:
-            tried = optuna_search(setting, seeds, out, _trainer(as_json), trials=trials, storage=storage)
+            tried = optuna_search(setting, seeds, out, _trainer(as_json), trials=trials or 10, storage=storage)
         best = chosen(tried)
         results.append({"setting": _named(setting.config), "weight": best.weight, "trials": tried})
         if not as_json:
@@ -125,7 +132,7 @@ def _numbers(text: str) -> tuple[float, ...]:
         raise InputError(f"--weights {text}: write numbers with commas, for example 1000,4000") from None
     if min(numbers) <= 0:
         raise InputError(f"--weights {text}: a weight is greater than 0")
-    return numbers
+    return tuple(dict.fromkeys(numbers))
 
 
 def _named(config: Config) -> str:

@@ -31,12 +31,16 @@ def sweep(
     out: Annotated[Path | None, typer.Option(help="The folder of its runs; otherwise runs/RECIPE.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     on: Annotated[str, typer.Option(help="local, or ray: a cluster.")] = "local",
-    address: Annotated[str, typer.Option(help="Of the Ray cluster.")] = "auto",
-    cpus_per_run: Annotated[float, typer.Option(min=0, help="Cores of the cluster for a run.")] = 1,
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster; otherwise auto.")] = None,
+    cpus_per_run: Annotated[
+        float | None, typer.Option(min=0, help="Cores of the cluster for a run; otherwise 1.")
+    ] = None,
     gpus_per_run: Annotated[
         float | None, typer.Option(min=0, help="GPUs of the cluster for a run; otherwise 1 where it has any.")
     ] = None,
-    retries: Annotated[int, typer.Option(min=0, help="How often a run may lose its node.")] = 3,
+    retries: Annotated[
+        int | None, typer.Option(min=0, help="How often a run may lose its node; otherwise 3 times.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make the runs of a recipe; what is finished is not made again, so the same command continues it.
@@ -48,25 +52,34 @@ def sweep(
     from elle.experiments.sweep_view import SweepView
     from elle.files import FolderLock
 
-    if on not in ("local", "ray"):
-        raise InputError(f"--on {on}: write local or ray")
+    cluster = {"address": address, "cpus_per_run": cpus_per_run, "gpus_per_run": gpus_per_run, "retries": retries}
+    _check_place(on, gpus, [name for name, value in cluster.items() if value is not None])
+    places = _gpus(gpus)
     loaded = load_recipe(recipe)
     configs = chosen_runs(loaded, seeds, [*(only or []), *(words or [])])
     folder = out or Path("runs") / loaded.name
     try:
         _check_trainable(configs)
-        _check_metrics({one.metric for one in loaded.expected})
+        _check_metrics("expected", {one.metric for one in loaded.expected})
+        if loaded.figure.get("kind", "table") in ("table", "lines", "bars"):  # others draw columns of a run's records
+            asked = loaded.figure.get("metric", [])
+            _check_metrics("[figure]: metric", {asked} if isinstance(asked, str) else set(asked))
     except InputError as problem:
         raise InputError(f"recipe {loaded.name}: {problem}") from None
     if dry_run:
         _print_plan(plan(configs, folder), folder, as_json)
         return
-    places = _gpus(gpus)
     with FolderLock(folder, ".sweep.lock"):
         items = plan(configs, folder)
         write_manifest(folder, str(Path(recipe).absolute()) if recipe.endswith(".toml") else recipe, items)
         executor = (
-            _ray(address, cpus_per_run, gpus_per_run, retries, jobs)
+            _ray(
+                address or "auto",
+                1 if cpus_per_run is None else cpus_per_run,
+                gpus_per_run,
+                3 if retries is None else retries,
+                jobs,
+            )
             if on == "ray"
             else _local(jobs or len(places) or 1, places)
         )
@@ -79,7 +92,12 @@ def sweep(
         print_json(_rows(items))
     _conclude(items)
     if not as_json:
-        print(f"{len(items)} runs in {folder} are finished: elle report {recipe}{f' {out}' if out else ''}")
+        are = "is" if len(items) == 1 else "are"
+        print(f"{_runs(len(items))} in {folder} {are} finished: elle report {recipe}{f' {out}' if out else ''}")
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count != 1)}"
 
 
 def _local(slots: int, gpus: list[int]) -> Executor:
@@ -92,6 +110,16 @@ def _ray(address: str, cpus: float, gpus: float | None, retries: int, jobs: int 
     from elle.experiments.ray_cluster import RayExecutor
 
     return RayExecutor(address, cpus=cpus, gpus=gpus, retries=retries, slots=jobs)
+
+
+def _check_place(on: str, gpus: str | None, of_cluster: list[str]) -> None:
+    """An option that would be left unheard is refused: a user counts on it."""
+    if on not in ("local", "ray"):
+        raise InputError(f"--on {on}: write local or ray")
+    if on == "local" and of_cluster:
+        raise InputError(f"--{of_cluster[0].replace('_', '-')} is of a cluster; add --on ray, or leave it out")
+    if on == "ray" and gpus is not None:
+        raise InputError(f"--gpus {gpus} is of this machine; with --on ray, --gpus-per-run says how many a run takes")
 
 
 def _gpus(text: str | None) -> list[int]:
@@ -126,8 +154,8 @@ def _check_trainable(configs: list[Config]) -> None:
             parse_track(whole.track, whole.norm)
 
 
-def _check_metrics(names: set[str]) -> None:
-    """An expected number that no run can ever have would be missing from the report without a word."""
+def _check_metrics(where: str, names: set[str]) -> None:
+    """A number that no run can ever have would be missing from the report without a word."""
     from elle.evaluation.names import parse_attacks
     from elle.experiments.collected import TIMES, VALIDATION
 
@@ -135,7 +163,7 @@ def _check_metrics(names: set[str]) -> None:
         try:
             parse_attacks(name.removeprefix(VALIDATION))
         except InputError as problem:
-            raise InputError(f"expected {name}: {problem}; or {', '.join(TIMES)}") from None
+            raise InputError(f"{where} {name}: {problem}; or {', '.join(TIMES)}") from None
 
 
 def _rows(items: list[Item]) -> list[dict[str, str]]:
@@ -144,20 +172,25 @@ def _rows(items: list[Item]) -> list[dict[str, str]]:
 
 def _print_plan(items: list[Item], folder: Path, as_json: bool) -> None:
     from elle.experiments.sweep import counts
-    from elle.experiments.sweep_view import COLUMNS, cells
+    from elle.experiments.sweep_view import cells, columns, shown_keys
+    from elle.experiments.training import is_running
 
+    for item in items:
+        if is_running(item.path):  # by a sweep that is under way
+            item.state = "running"
     if as_json:
         print_json(_rows(items))
         return
-    print_table(list(COLUMNS), [[*map(str, cells(item))] for item in items])
+    keys = shown_keys(items)
+    print_table(columns(keys), [[*map(str, cells(item, keys))] for item in items])
     states = ", ".join(f"{count} {state}" for state, count in counts(items).items())
-    print(f"{len(items)} runs in {folder}: {states}; nothing was started")
+    print(f"{_runs(len(items))} in {folder}: {states}; nothing was started")
 
 
 def _interrupted(items: list[Item], folder: Path) -> None:
     finished = sum(item.state == "finished" for item in items)
     raise Interrupted(
-        f"interrupted: {finished} of {len(items)} runs are finished, the others are saved in {folder}; "
+        f"interrupted: {finished} of {_runs(len(items))} finished, what was begun is saved in {folder}; "
         f"go on with the same command"
     )
 
@@ -166,7 +199,7 @@ def _conclude(items: list[Item]) -> None:
     failed = [item for item in items if item.state == "failed"]
     if failed:
         raise WorkError(
-            f"{len(failed)} of {len(items)} runs failed, first {failed[0].name}: {failed[0].said}; the log is in "
+            f"{len(failed)} of {_runs(len(items))} failed, first {failed[0].name}: {failed[0].said}; the log is in "
             f"{failed[0].path / 'train.log'}; the same command tries again what has not finished"
         )
 
@@ -202,8 +235,7 @@ def report(
     if as_json:
         print_json([str(path) for path in written])
     else:
-        count = len(runs.runs)
-        print(f"{count} run{'s' * (count != 1)}; {len(written)} files, first {written[0]}")
+        print(f"{_runs(len(runs.runs))}; {len(written)} files, first {written[0]}")
 
 
 def _delayed(sources: list[str], as_json: bool) -> None:

@@ -32,6 +32,12 @@ def stopped_by(signal_name: str, words: str) -> WorkError:
     return kind(f"stopped by {signal_name}{words}")
 
 
+def check_file_name(out: Path, ending: str) -> None:
+    """Refuse a name after --out that would say another kind of file than is written."""
+    if out.is_dir() or out.suffix.lower() != ending:
+        raise InputError(f"--out {out} is {'a folder' if out.is_dir() else f'no {ending}'}; name a {ending} file")
+
+
 REASONS = "ELLE_REASONS"
 """In the environment of the processes that `devices=N` starts: a folder where each leaves why it failed."""
 

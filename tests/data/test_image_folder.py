@@ -209,3 +209,15 @@ def test_a_set_s_settings_follow_from_its_number_of_images_and_their_size(count,
     found = filled_in(images, dict.fromkeys(KEYS))
     assert (found["model"], found["batch"], found["epochs"]) == (model, batch, epochs)
     assert found["lr"] == 0.1 * batch / 128
+
+
+@pytest.mark.parametrize("options", [{"loading": "streaming"}, {"cache": "here"}])
+def test_what_only_image_files_have_is_refused_for_arrays(options):
+    with pytest.raises(InputError, match="leave it out"):
+        training_source(load_dataset("digits").train, torch.device("cpu"), **OPTIONS, **options)
+
+
+def test_a_cache_is_refused_where_nothing_is_streamed(root):
+    images = load_dataset("folder", root, image_size=32, workers=0)
+    with pytest.raises(InputError, match="cache=here is for image files that are streamed"):
+        training_source(images.train, torch.device("cpu"), loading="resident", cache="here", **OPTIONS)

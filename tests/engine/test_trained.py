@@ -99,6 +99,15 @@ def test_an_unfinished_run_is_refused_with_the_way_to_finish_it(settings, tmp_pa
         load_run(tmp_path / "run")
 
 
+def test_a_folder_that_is_no_run_is_not_taken_for_an_unfinished_one(tmp_path):
+    with pytest.raises(InputError, match="is not a run directory: it has no config.toml; `elle train` writes one"):
+        load_run(tmp_path)
+    (tmp_path / "one-run").mkdir()
+    (tmp_path / "one-run" / "config.toml").touch()
+    with pytest.raises(InputError, match=r"no config\.toml; give a run in it, such as .*one-run"):
+        load_run(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["nowhere", "a-file"])
 def test_what_is_no_folder_is_refused_by_name(tmp_path, name):
     (tmp_path / "a-file").touch()
@@ -108,7 +117,7 @@ def test_what_is_no_folder_is_refused_by_name(tmp_path, name):
 
 def test_a_run_without_its_configuration_is_refused_by_name(run_copy):
     (run_copy / "config.toml").unlink()
-    with pytest.raises(InputError, match="config.toml does not exist"):
+    with pytest.raises(InputError, match="has no config.toml"):
         load_run(run_copy)
 
 

@@ -92,7 +92,7 @@ def test_an_honest_network_passes():
     ("model", "name", "words"),
     [
         (Randomised(), "deterministic", "randomised or non-deterministic"),
-        (Quantised(), "gradients", "exactly 0 on 40 of 40 images"),
+        (Quantised(), "gradients", "exactly 0 on 40 of 40 correct images"),
         (Constant(), "classifier", "answers class 0 on 40 of 40 images"),
         (Broken(), "classifier", "not a number on 40 of 40 images"),
         (Softmaxed(), "classifier", "gives probabilities, not logits"),
@@ -104,11 +104,18 @@ def test_a_symptom_is_named(model, name, words):
     assert words in failed(model, grey(0.1, 0.3))[name]
 
 
+def test_a_weak_network_is_judged_by_the_gradients_of_what_it_gets_right():
+    """Attacks are asked about those images alone: that wrong ones have a gradient does not help them."""
+    x, y = grey(0.1, 0.3)
+    swapped = torch.cat([y[:2], 1 - y[2:]])
+    assert "exactly 0 on 2 of 2 correct images" in failed(Quantised(), (x, swapped))["gradients"]
+
+
 @pytest.mark.parametrize("network", [Thresholded, Detached])
 def test_a_network_without_a_gradient_is_evaluated_and_said_to_have_none(network):
     record = assess(network(), *grey(0.01, 0.02), "clean,fgsm,apgd-ce,fab-t,square", 0.05)
     words = {one["check"]: one["words"] for one in record["checks"] if one["passed"] is False}
-    assert "the gradient of the loss is exactly 0 on 40 of 40 images" in words["gradients"]
+    assert "the gradient of the loss is exactly 0 on 40 of 40 correct images" in words["gradients"]
     assert "the gradient is masked" in words["black-box"]
     assert record["attacks"]["square"]["correct"] == 0
 

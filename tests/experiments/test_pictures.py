@@ -272,6 +272,7 @@ def test_the_commands_write_and_print(elle, tmp_path):
     assert "writes no file" in elle("report", "--delayed", run, "--out", tmp_path / "x").err
     assert elle("report", run).code == 2
     assert elle("plot", run, "--before", "x").code == 2
+    assert "is no .html" in elle("plot", run, "--out", tmp_path / "page.png").err
     for name in ("metrics.jsonl", "probes.jsonl"):
         (run / name).unlink()
     outcome = elle("plot", run, "--out", tmp_path / "empty.html")

@@ -158,6 +158,51 @@ def test_an_evaluation_at_the_run_s_own_radius_counts(folder):
         measured(open_run(run))
 
 
+def test_an_evaluation_with_other_attacks_does_not_hide_the_one_before(folder):
+    run = folder / "runs" / "elle-a-8-0"
+
+    def record(name, accuracy, weights="w", **more):
+        return {"eps": 8 / 255, "norm": "linf", "model": {"sha256": weights},
+                "attacks": {name: {"accuracy": accuracy, "total": 500}}} | more  # fmt: skip
+
+    data = open_run(run).config.data
+    files = {
+        "evaluation.1.json": record("autoattack", 0.1, "of before the run went on", data={"name": data}),
+        "evaluation.2.json": record("apgd-t", 0.2, data={"name": data}),
+        "evaluation.9.json": record("autoattack", 0.4, data={"name": data}),
+        "evaluation.10.json": record("autoattack", 0.41, data={"name": data}),
+        "evaluation.11.json": record("autoattack", 0.9, data={"name": "another dataset"}),
+        "evaluation.json": record("fgsm", 0.7, data={"name": data}),
+    }
+    for name, content in files.items():
+        (run / name).write_text(json.dumps(content))
+    (run / "evaluation.12.json").write_text("{")  # a damaged record is set aside by the next evaluation
+    numbers = measured(open_run(run))
+    assert (numbers["autoattack"], numbers["apgd-t"], numbers["fgsm"]) == (41, 20, 70)
+
+
+@pytest.mark.parametrize(
+    ("radii", "axis", "places"),
+    [
+        (("8/255", "51/255"), "eps \u00b7 255", [8, 51]),
+        (("0.2", "0.4"), "eps", [0.2, 0.4]),  # 51 and 102 grey levels, which nobody has written
+    ],
+)
+def test_an_axis_counts_eps_as_the_tables_write_it(tmp_path, radii, axis, places):
+    for eps in radii:
+        run = run_directory(tmp_path / eps.replace("/", "-"), "method=fgsm", f"eps={eps}", "model=small-cnn")
+        write_result(run, 50)
+    found = gather([str(tmp_path)])
+    over = next(one for one in report_figures(found, lay_out(found)) if one.title.endswith("over eps"))
+    assert (over.x_label, over.series[0].x) == (axis, places)
+
+
+def test_one_run_is_not_called_runs(folder):
+    write_report(gather([str(folder / "runs" / "elle-a-8-0")]), folder / "one")
+    text = (folder / "one" / "report.md").read_text()
+    assert text.startswith("# 1 run\n\n1 setting with 1 seed each, 1 run; mean")
+
+
 def test_unfinished_and_failed_runs_are_listed(folder):
     run = run_directory(
         folder / "runs" / "late", "method=fgsm", "eps=8/255", "seed=9", "model=small-cnn", finished=False
@@ -166,7 +211,7 @@ def test_unfinished_and_failed_runs_are_listed(folder):
     write_report(gather([str(folder / "radii.toml"), str(folder / "runs")]), folder / "report")
     text = (folder / "report" / "report.md").read_text()
     assert "| late | the disk is full |" in text
-    assert "1 more have no result" in text
+    assert "1 more has no result" in text
 
 
 def test_runs_of_another_recipe_are_left_out(folder):
@@ -176,7 +221,7 @@ def test_runs_of_another_recipe_are_left_out(folder):
     assert "other" not in {one.name for one in gather(both).runs}
     alone = gather([str(folder / "runs")])
     assert "other" in {one.name for one in alone.runs}
-    assert telling_keys(alone.settings) == ["method", "eps", "lr"]
+    assert telling_keys(alone.configs) == ["method", "eps", "lr"]
     assert "| fgsm, lr=0.5 |" in markdown(result_tables(alone, lay_out(alone))[0])
 
 

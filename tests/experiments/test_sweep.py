@@ -17,7 +17,7 @@ from elle.experiments.parcel import pack, unpack
 from elle.experiments.recipe import load_recipe
 from elle.experiments.rundir import open_run
 from elle.experiments.sweep import Item, chosen_runs, plan, run_name, run_sweep
-from elle.experiments.sweep_view import SweepView, duration
+from elle.experiments.sweep_view import SweepView, cells, duration
 from elle.experiments.training import is_running, outcome, start_training
 from elle.files import FolderLock, is_held
 
@@ -107,7 +107,35 @@ def test_only_chooses_runs_and_a_dry_run_starts_none(tmp_path, elle, monkeypatch
     assert elle("sweep", "tiny.toml", "--only", "eps=0.5").code == 2
     assert elle("sweep", "tiny.toml", "--only", "method=eps").code == 2
     assert elle("sweep", "tiny.toml", "--gpus", "a").code == 2
+    assert elle("sweep", "tiny.toml", "--gpus", "a", "--dry-run").code == 2
+    assert "add --on ray" in elle("sweep", "tiny.toml", "--gpus-per-run", "1", "--dry-run").err
+    assert "--gpus-per-run says" in elle("sweep", "tiny.toml", "--on", "ray", "--gpus", "0", "--dry-run").err
     assert elle("sweep", "tiny.toml", "--on", "moon").code == 2
+
+
+def test_a_dry_run_tells_apart_what_differs_in_another_setting_than_method_and_eps(tmp_path, elle, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(
+        'title = "Mine"\nseeds = 1\n[base]\ndata = "digits"\nmethod = "gradalign"\n[grid]\n'
+        'model = ["small-cnn", "preact-resnet18"]\n"method.loss.weight" = [1, 2]\n'
+    )
+    head, *rows, _ = [line.split() for line in elle("sweep", "mine.toml", "--dry-run").out.splitlines()]
+    assert head == ["run", "method", "eps", "model", "method.loss.weight", "seed", "epoch", "state"]
+    assert [row[3:5] for row in rows] == [
+        ["small-cnn", "1"], ["small-cnn", "2"], ["preact-resnet18", "1"], ["preact-resnet18", "2"]
+    ]  # fmt: skip
+    one = elle("sweep", "mine.toml", "--dry-run", "--only", "model=small-cnn", "method.loss.weight=1").out
+    assert one.splitlines()[0].split() == ["run", "method", "eps", "seed", "epoch", "state"]
+    assert one.splitlines()[-1] == "1 run in runs/mine: 1 waiting; nothing was started"
+
+
+def test_a_dry_run_beside_a_sweep_says_what_is_under_way(tmp_path, elle, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, *_ = plan(load_recipe(tiny_recipe(tmp_path)).runs(), tmp_path / "runs" / "tiny")
+    with FolderLock(first.path, ".lock"):
+        states = [row["state"] for row in json.loads(elle("sweep", "tiny.toml", "--dry-run", "--json").out)]
+        assert states == ["running", "waiting", "waiting", "waiting"]
+    assert "4 runs in runs/tiny: 4 waiting" in elle("sweep", "tiny.toml", "--dry-run").out
 
 
 def test_a_gpu_that_is_not_there_is_told_before_a_run_trains_on_the_cpu(tmp_path, elle, monkeypatch):
@@ -141,6 +169,11 @@ def test_a_mistyped_method_is_told_before_any_run(tmp_path, elle, monkeypatch):
             "[grid]",
             "[[expected]]\nmetric = 'pgd10'\nvalue = 1\n[grid]",
             "expected pgd10: attack 'pgd10' does not exist",
+        ),
+        (
+            "[grid]",
+            "[figure]\nmetric = ['autoatack']\n[grid]",
+            "[figure]: metric autoatack: attack 'autoatack' does not",
         ),
     ],
 )
@@ -250,6 +283,19 @@ def test_a_live_table_on_a_terminal(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "disk full" in out
     assert "2 finished, 1 failed" in out
+
+
+def test_the_time_left_counts_epochs_that_are_known_when_images_are_counted(tmp_path):
+    config = load_config(["data=folder", f"root={tmp_path}"]).resolved()
+    items = [Item(config, tmp_path / name, "running") for name in ("begun", "waiting")]
+    view = SweepView(items)
+    assert [cells(item, [])[2] for item in items] == ["0/?", "0/?"]
+    items[0].path.mkdir()
+    (items[0].path / "config.toml").write_text(config.model_copy(update={"epochs": 100}).to_toml())
+    items[0].look()
+    items[0].epochs_done, view.started = 10.0, time.monotonic() - 1000
+    assert cells(items[0], [])[2] == "10/100"
+    assert view.left() == pytest.approx(19_000, rel=0.05)
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(45, "45 s"), (600, "10 min"), (9000, "2.5 h")])

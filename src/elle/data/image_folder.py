@@ -207,6 +207,12 @@ def training_source(
 
     if phases and loading == "resident":
         raise InputError("phases read image files anew at each size; leave loading=resident out")
+    if loading == "streaming" and not isinstance(data, FolderImages):
+        raise InputError("loading=streaming is for image files, and these images are arrays; leave it out")
+    if cache is not None and (loading == "resident" or not isinstance(data, FolderImages)):
+        raise InputError(
+            f"cache={cache} is for image files that are streamed, and these are kept decoded; leave it out"
+        )
     if not isinstance(data, FolderImages) or not (phases or _streamed(data, loading)):
         training, held_out = split_validation(data, validation, seed)
         return Resident(training, device, crop, flip), held_out

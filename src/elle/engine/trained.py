@@ -52,6 +52,10 @@ def load_run(directory: str | Path, device: torch.device | str = "cpu", weights:
     weights = weights or directory / "model.safetensors"
     if not directory.is_dir():
         raise InputError(f"{directory} is not a folder; give the run directory that `elle train` wrote")
+    if not (directory / "config.toml").is_file():
+        below = min(directory.glob("*/config.toml"), default=None)
+        hint = f"give a run in it, such as {below.parent}" if below else "`elle train` writes one"
+        raise InputError(f"{directory} is not a run directory: it has no config.toml; {hint}")
     if not weights.exists():
         raise InputError(f"{directory} has no model.safetensors: the run has not finished; continue it with --resume")
     config = load_config([], directory / "config.toml")

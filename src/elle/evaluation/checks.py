@@ -59,12 +59,13 @@ def _deterministic(facts: Mapping[str, int], total: int) -> str:
 
 
 def _gradients(facts: Mapping[str, int], total: int) -> str:
-    count = facts.get("zero_gradient", 0)
-    if count < MANY * total:
+    # Attacks are asked about what is classified correctly, so of a weak network that is the whole.
+    count, right = facts.get("zero_gradient", 0), facts.get("right", total)
+    if count == 0 or count < MANY * right:
         return ""
     return (
-        f"the gradient of the loss is exactly 0 on {count} of {total} images: gradient attacks are blind there; "
-        f"trust square, and fab-t where the logits still have one, or remove what masks the gradient"
+        f"the gradient of the loss is exactly 0 on {count} of {right} correct images: gradient attacks are blind "
+        f"there; trust square, and fab-t where the logits still have one, or remove what masks the gradient"
     )
 
 

@@ -154,6 +154,7 @@ class Worker:
             ),
             "undefined": int(logits.isnan().any(1).sum()),
             "probabilities": int(((logits >= 0).all(1) & ((logits.sum(1) - 1).abs() < 1e-4)).sum()),
+            "right": int(right.sum()),
             "zero_gradient": int(flat.sum()),
             "saturated": int(((F.softmax(logits, 1).amax(1) == 1) | logits.isposinf().any(1)).sum()),
             **{f"predicted_{k}": int(n) for k, n in enumerate(predicted.tolist()) if n},

@@ -93,6 +93,10 @@ class Collected:
         return [Setting(sorted(group, key=lambda run: run.config.seed)) for group in groups.values()]
 
     @property
+    def configs(self) -> list[Config]:
+        return [setting.config for setting in self.settings]
+
+    @property
     def metrics(self) -> list[str]:
         """The numbers to tabulate: those the recipe asks for, otherwise the attacks, the strongest first."""
         found = {name for setting in self.settings for one in setting.measured for name in one}
@@ -119,17 +123,9 @@ def measured(run: RunDirectory) -> dict[str, float]:
     entries: dict[str, dict[str, Any]] = result.get("test", {})
     if not isinstance(entries, dict) or not all(_is_accuracy(one) for one in entries.values()):
         raise InputError(f"{run.path / 'result.json'} is damaged: its accuracies cannot be read; leave that run out")
-    file = run.path / "evaluation.json"
-    if file.exists():
-        try:
-            record = json.loads(file.read_text(encoding="utf-8"))
-            own = math.isclose(record["eps"], run.config.eps or 0) and record["norm"] == run.config.norm
-            attacks = record["attacks"].items() if own else []
-            if not all(_is_accuracy(one) for _, one in attacks):
-                raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise InputError(f"{file} is damaged; evaluate the run again: elle evaluate {run.path}") from None
-        entries = entries | {name: one for name, one in attacks if one["total"] >= entries.get(name, one)["total"]}
+    for attacks in _evaluated(run):
+        fit = {name: one for name, one in attacks.items() if one["total"] >= entries.get(name, one)["total"]}
+        entries = entries | fit
     numbers = {name: 100 * float(one["accuracy"]) for name, one in entries.items()}
     if run.config.validation and run.records:
         tracked = {name: value for name, value in run.records[-1].items() if name == "clean" or name.startswith("pgd-")}
@@ -137,6 +133,36 @@ def measured(run: RunDirectory) -> dict[str, float]:
     seconds, steps = result.get("train_seconds"), result.get("steps")
     times = (seconds, result.get("seconds_per_epoch"), seconds / steps if seconds and steps else None)
     return numbers | {name: float(value) for name, value in zip(TIMES, times, strict=True) if value is not None}
+
+
+def _evaluated(run: RunDirectory) -> list[dict[str, Any]]:
+    """The attacks of each `elle evaluate` on the run's own images and ball, the last one last.
+
+    Those before it are kept under numbers; of other weights than the last one's they do not count.
+    """
+    file = run.path / "evaluation.json"
+    if not file.exists():
+        return []
+    last = _evaluation(run, file)
+    if last is None:
+        raise InputError(f"{file} is damaged; evaluate the run again: elle evaluate {run.path}")
+    kept = sorted((int(path.suffixes[0][1:]), path) for path in run.path.glob("evaluation.*.json")
+                  if path.suffixes[0][1:].isdigit())  # fmt: skip
+    found = [one for _, path in kept if (one := _evaluation(run, path)) and one[0] == last[0]]
+    return [attacks for _, attacks in [*found, last]]
+
+
+def _evaluation(run: RunDirectory, file: Path) -> tuple[str | None, dict[str, Any]] | None:
+    """Which weights were attacked, and what was measured, nothing in another ball; None where that is unreadable."""
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        images = record.get("data", {}).get("name", run.config.data)
+        ball = math.isclose(record["eps"], run.config.eps or 0) and record["norm"] == run.config.norm
+        attacks = dict(record["attacks"]) if ball and images == run.config.data else {}
+        weights = record.get("model", {}).get("sha256")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return (weights, attacks) if all(_is_accuracy(one) for one in attacks.values()) else None
 
 
 def _is_accuracy(entry: Any) -> bool:
@@ -242,13 +268,14 @@ def spelled(key: str, value: Any) -> str:
     return format_radius(value) if key == "eps" else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def telling_keys(settings: Sequence[Setting], first: Sequence[str] = ()) -> list[str]:
-    """The fewest settings, `first` ones first, by which all of these are told apart."""
-    others = [key for setting in settings for key in flat(setting.config) if key not in ("seed", "out")]
+def telling_keys(configs: Sequence[Config], first: Sequence[str] = ()) -> list[str]:
+    """The fewest settings, `first` ones first, by which all of these are told apart; their seeds do not count."""
+    runs = [flat(config) for config in configs]
+    others = [key for values in runs for key in values if key not in ("seed", "out")]
     needed: list[str] = []
     told = 1
     for key in dict.fromkeys([*first, *_TELLING, *others]):
-        different = len({tuple(str(setting.value(one)) for one in [*needed, key]) for setting in settings})
+        different = len({tuple(str(values.get(one)) for one in [*needed, key]) for values in runs})
         if different > told:
             needed.append(key)
             told = different

@@ -66,7 +66,7 @@ def lay_out(collected: Collected) -> Layout:
     if columns in ("metric", rows):  # each number has a table of its own here
         columns = "eps" if rows != "eps" else "method"
     panel = [key for key in collected.asked("panel") if key not in (rows, columns)]
-    keys = telling_keys(collected.settings, [rows, columns, *panel])
+    keys = telling_keys(collected.configs, [rows, columns, *panel])
     others = [key for key in keys if key not in (rows, columns)]
     own = {*panel, *_OWN_TABLE} | (set() if "method" in (rows, columns) else {"method"})
     return Layout(

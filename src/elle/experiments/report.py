@@ -30,12 +30,14 @@ def write_report(collected: Collected, out: Path) -> list[Path]:
     closing = [comparison_table(comparisons, layout)] if comparisons else []
     if (failures := failure_table(collected)) is not None:
         closing.append(failures)
-    title = collected.recipe.title if collected.recipe else f"{len(collected.runs)} runs"
+    title = collected.recipe.title if collected.recipe else _counted(len(collected.runs), "run")
     lead = _lead(collected, comparisons)
     pictures = _pictures(collected, layout)
     shown = [Picture(title, file.read_bytes()) for title, file in pictures]
     parts: list[Part] = [*tables, *shown, *figures, *closing]
-    footer = f"elle report, from {len(collected.runs)} runs. Numbers: results.csv, runs.csv. Figures: figures/."
+    footer = (
+        f"elle report, from {_counted(len(collected.runs), 'run')}. Numbers: results.csv, runs.csv. Figures: figures/."
+    )
     write_page(out / "report.html", title, lead, parts, footer)
     drawn = write_figures(out / "figures", figures)
     write_text(out / "report.md", _markdown(title, lead, tables, _images(pictures, out), figures, drawn, closing))
@@ -44,23 +46,33 @@ def write_report(collected: Collected, out: Path) -> list[Path]:
     return [out / name for name in ("report.html", "report.md", "results.csv", "runs.csv")] + drawn
 
 
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
 def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
     finished = sum(len(setting.runs) for setting in collected.settings)
     seeds = sorted({len(setting.runs) for setting in collected.settings})
     counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    of_recipe = f" of {len(collected.recipe.runs(1))}" if collected.recipe else ""
-    text = f"{len(collected.settings)}{of_recipe} settings with {counts} seed{'s' * (seeds[-1] > 1)} each"
-    text += f", {finished} runs; mean \u00b1 std over seeds."
+    count = len(collected.settings)
+    whole = f"{count} of " if collected.recipe else ""
+    settings = _counted(len(collected.recipe.runs(1)) if collected.recipe else count, "setting")
+    text = f"{whole}{settings} with {counts} seed{'s' * (seeds[-1] > 1)} each"
+    text += f", {_counted(finished, 'run')}; mean \u00b1 std over seeds."
     if collected.asked("kind") == ["pictures"] and not _pictures(collected, lay_out(collected)):
         text += " The pictures are still to be drawn: `elle show DIR` for each run, then this report again."
     if unfinished := len(collected.runs) - finished:
-        text += f" {unfinished} more have no result: see the end."
+        text += f" {unfinished} more {'has' if unfinished == 1 else 'have'} no result: see the end."
     if collected.copies:
-        text += f" {collected.copies} more are left out: another has the same settings and seed."
+        are = "is" if collected.copies == 1 else "are"
+        text += f" {collected.copies} more {are} left out: another has the same settings and seed."
     judged = [one for one in comparisons if one.inside is not None]
     if judged:
         inside = sum(bool(one.inside) for one in judged)
-        text += f"\n\n{inside} of {len(judged)} numbers are inside two joint standard errors of the paper's."
+        are = "is" if len(judged) == 1 else "are"
+        text += (
+            f"\n\n{inside} of {_counted(len(judged), 'number')} {are} inside two joint standard errors of the paper's."
+        )
     return text
 
 
@@ -97,7 +109,7 @@ def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _results_csv(collected: Collected, comparisons: Sequence[Comparison]) -> str:
     """A line for each setting and number: ours over seeds, and the paper's where it has one."""
-    keys = list(dict.fromkeys(["method", "data", "model", "eps", *telling_keys(collected.settings)]))
+    keys = list(dict.fromkeys(["method", "data", "model", "eps", *telling_keys(collected.configs)]))
     paper = {(id(one.setting), one.expected.metric): one for one in comparisons}
     rows = []
     for setting in collected.settings:
@@ -122,7 +134,7 @@ def _plain(value: Any) -> str:
 def _runs_csv(collected: Collected) -> str:
     """A line a run, with every number it measured."""
     names = list(dict.fromkeys(name for setting in collected.settings for one in setting.measured for name in one))
-    keys = list(dict.fromkeys(["method", "data", "model", "eps", *telling_keys(collected.settings)]))
+    keys = list(dict.fromkeys(["method", "data", "model", "eps", *telling_keys(collected.configs)]))
     rows = [
         [run.name, *(setting.label(key) for key in keys), run.config.seed, str(run.collapse_step() is not None).lower()]
         + [_plain(numbers.get(name)) for name in names]

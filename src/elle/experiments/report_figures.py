@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
+from elle.config import format_radius
 from elle.experiments.bars import Bar, Bars
 from elle.experiments.chart import Chart, Series
 from elle.experiments.collected import TIMES, Collected, Setting
@@ -69,8 +70,9 @@ def _over(settings: Sequence[Setting], layout: Layout, metric: str, panel: str) 
 
 
 def _scale(key: str, values: Sequence[float]) -> tuple[str, Callable[[float], float]]:
-    """The axis of a setting: eps in grey levels where it is whole ones, a wide range by its logarithm."""
-    if key == "eps" and all(abs(255 * value - round(255 * value)) < 1e-9 for value in values):
+    """The axis of a setting: eps in grey levels where tables write it so, a wide range by its logarithm."""
+    whole = all(abs(255 * value - round(255 * value)) < 1e-9 for value in values)
+    if key == "eps" and whole and any(format_radius(value).endswith("/255") for value in values):
         return "eps \u00b7 255", lambda value: float(round(255 * value))
     if min(values) > 0 and max(values) / min(values) > 50:
         return f"log10 of {key}", math.log10

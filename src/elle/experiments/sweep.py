@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Protocol
 
-from elle.config import Config, format_radius, parse_words
+from elle.config import Config, format_radius, load_config, parse_words
 from elle.errors import InputError, WorkError
 from elle.experiments.recipe import Recipe, matches, run_id, worded
 from elle.experiments.rundir import RunDirectory
@@ -33,6 +33,11 @@ class Item:
     said: str = ""
     """What it reached, or why it failed."""
     epochs_done: float = 0.0
+    epochs: int | None = None
+    """How many it trains; of an image folder that is known when its images have been counted."""
+
+    def __post_init__(self) -> None:
+        self.epochs = self.config.epochs
 
     @property
     def name(self) -> str:
@@ -42,6 +47,8 @@ class Item:
         """See how far the run has come."""
         run = RunDirectory(self.path, self.config)
         try:
+            if self.epochs is None and (file := self.path / "config.toml").is_file():
+                self.epochs = load_config([], file).epochs
             run.read()
         except InputError as problem:  # one damaged file stops no other run
             self.said = str(problem)

@@ -12,10 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from elle.config import format_radius
+from elle.experiments.collected import flat, spelled, telling_keys
 from elle.experiments.sweep import Item, counts
 
-COLUMNS = ("run", "method", "eps", "seed", "epoch", "state", "")
 _ORDER = {"running": 0, "failed": 1, "stopped": 1, "waiting": 2, "finished": 3}
 _STYLES = {"running": "bold", "failed": "red", "stopped": "yellow", "finished": "green", "waiting": "dim"}
 
@@ -25,6 +24,7 @@ class SweepView:
 
     def __init__(self, items: Sequence[Item], to_stderr: bool = False) -> None:
         self.items = items
+        self.keys = shown_keys(items)
         self.console = Console(stderr=to_stderr, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
         self.started = self.drawn = time.monotonic()
@@ -56,9 +56,12 @@ class SweepView:
     def left(self) -> float | None:
         """Seconds to the end at the pace so far, epochs of all runs counted alike; None before the first is done."""
         done = sum(item.epochs_done for item in self.items) - self.epochs_before
-        ahead = sum((item.config.epochs or 1) - item.epochs_done for item in self.items
+        known = [item.epochs for item in self.items if item.epochs is not None]
+        if done <= 0 or not known:
+            return None
+        ahead = sum((item.epochs or max(known)) - item.epochs_done for item in self.items
                     if item.state in ("running", "waiting"))  # fmt: skip
-        return (time.monotonic() - self.started) * ahead / done if done > 0 else None
+        return (time.monotonic() - self.started) * ahead / done
 
     def _line(self, item: Item) -> str:
         ended = sum(one.state in ("finished", "failed") for one in self.items)
@@ -73,27 +76,31 @@ class SweepView:
         """The runs that fit on the screen, those that are being made first."""
         room = max(5, self.console.height - 4)
         items = sorted(self.items, key=lambda item: _ORDER[item.state])
-        table = Table(*COLUMNS, box=None, pad_edge=False)
+        table = Table(*columns(self.keys), box=None, pad_edge=False)
         for item in items[:room]:
-            table.add_row(*cells(item), style=_STYLES[item.state])
+            table.add_row(*cells(item, self.keys), style=_STYLES[item.state])
         more = [Text(f"and {len(items) - room} more", style="dim")] if len(items) > room else []
         summary = ", ".join(f"{count} {state}" for state, count in counts(self.items).items())
         return Group(table, *more, Text(f"{summary}{self._eta()}", style="bold"))
 
 
-def cells(item: Item) -> list[Any]:
+def shown_keys(items: Sequence[Item]) -> list[str]:
+    """Method and eps, and whatever else tells the runs apart; their data is in their names."""
+    telling = telling_keys([item.config for item in items], ["method", "eps", "data"])
+    return ["method", "eps", *(key for key in telling if key not in ("method", "eps", "data"))]
+
+
+def columns(keys: Sequence[str]) -> list[str]:
+    """The head of the table."""
+    return ["run", *keys, "seed", "epoch", "state", ""]
+
+
+def cells(item: Item, keys: Sequence[str]) -> list[Any]:
     """A run's row of the table."""
-    config = item.config
-    epochs = f"{item.epochs_done:g}/{config.epochs}"
-    return [
-        item.name,
-        config.method,
-        format_radius(config.eps or 0),
-        str(config.seed),
-        epochs,
-        item.state,
-        Text(item.said),
-    ]
+    values = flat(item.config)
+    told = [spelled(key, values.get(key)) for key in keys]
+    epochs = f"{item.epochs_done:g}/{item.epochs or '?'}"
+    return [item.name, *told, str(item.config.seed), epochs, item.state, Text(item.said)]
 
 
 def duration(seconds: float) -> str:

@@ -62,6 +62,8 @@ def settings(words: Sequence[str]) -> list[Setting]:
     config = load_config(words)
     if config.weight is not None:
         raise InputError(f"weight={config.weight:g}: that is what is chosen here; give values with --weights instead")
+    if config.out is not None:
+        raise InputError(f"out={config.out}: the runs of a tuning share a folder; name it with --out {config.out}")
     return [_setting(config, [])]
 
 
