@@ -12,6 +12,7 @@ from elle.printing import print_json, print_table
 
 if TYPE_CHECKING:
     from elle.config import Config
+    from elle.experiments.object_path import ObjectPath
     from elle.experiments.sweep import Executor, Item
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -28,7 +29,9 @@ def sweep(
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each setting; otherwise the recipe's.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; otherwise one a GPU.")] = None,
     gpus: Annotated[str | None, typer.Option(help="Which GPUs, with commas: 0,1; otherwise the first.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of its runs; otherwise runs/RECIPE.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The folder of its runs; otherwise runs/RECIPE. s3://...: copied there, too.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     on: Annotated[str, typer.Option(help="local, or ray: a cluster.")] = "local",
     address: Annotated[str | None, typer.Option(help="Of the Ray cluster; otherwise auto.")] = None,
@@ -57,7 +60,8 @@ def sweep(
     places = _gpus(gpus)
     loaded = load_recipe(recipe)
     configs = chosen_runs(loaded, seeds, [*(only or []), *(words or [])])
-    folder = out or Path("runs") / loaded.name
+    store = _object_path(out)
+    folder = Path("runs") / loaded.name if out is None or store else Path(out)
     try:
         _check_trainable(configs)
         _check_metrics("expected", {one.metric for one in loaded.expected})
@@ -67,7 +71,11 @@ def sweep(
     except InputError as problem:
         raise InputError(f"recipe {loaded.name}: {problem}") from None
     if dry_run:
-        _print_plan(plan(configs, folder), folder, as_json)
+        items = plan(configs, folder)
+        for item in items:
+            if store and item.state == "waiting" and store.holds(item):
+                item.state = "finished"
+        _print_plan(items, folder, as_json)
         return
     with FolderLock(folder, ".sweep.lock"):
         items = plan(configs, folder)
@@ -83,21 +91,41 @@ def sweep(
             if on == "ray"
             else _local(jobs or len(places) or 1, places)
         )
+
+        def changed(item: Item | None) -> None:
+            view(item)
+            if store:
+                store.follow(item)
+
         try:
+            if store:
+                store.even_out(folder, items)
             with SweepView(items, to_stderr=as_json) as view:
-                run_sweep(items, executor, view)
+                run_sweep(items, executor, changed)
         except KeyboardInterrupt:
             _interrupted(items, folder)
     if as_json:
         print_json(_rows(items))
     _conclude(items)
+    if store and store.problem:
+        raise store.problem
     if not as_json:
         are = "is" if len(items) == 1 else "are"
-        print(f"{_runs(len(items))} in {folder} {are} finished: elle report {recipe}{f' {out}' if out else ''}")
+        where = f" and in {store.url}" if store else ""
+        named = f" {folder}" if out and not store else ""
+        print(f"{_runs(len(items))} in {folder}{where} {are} finished: elle report {recipe}{named}")
 
 
 def _runs(count: int) -> str:
     return f"{count} run{'s' * (count != 1)}"
+
+
+def _object_path(out: str | None) -> ObjectPath | None:
+    if out is None or "://" not in out:
+        return None
+    from elle.experiments.object_path import ObjectPath
+
+    return ObjectPath(out)
 
 
 def _local(slots: int, gpus: list[int]) -> Executor:

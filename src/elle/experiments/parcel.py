@@ -8,10 +8,9 @@ import shutil
 import tarfile
 from pathlib import Path
 
+from elle.experiments.training import RESULT
 from elle.files import write_atomically
 
-_LAST = ("result.json",)
-"""Written after all others: with it, a run counts as finished."""
 _PARTS = "final.parts"
 """What is done of a final evaluation, while it is under way."""
 
@@ -41,7 +40,7 @@ def pack(path: Path) -> bytes:
 def unpack(content: bytes, path: Path) -> None:
     """Write such files, each in one step, the result last; older checkpoints, and parts that have served, go."""
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        entries = sorted(archive.getmembers(), key=lambda entry: entry.name in _LAST)
+        entries = sorted(archive.getmembers(), key=lambda entry: entry.name == RESULT)
         for entry in entries:
             target = (path / entry.name).resolve()
             file = archive.extractfile(entry)

@@ -16,6 +16,8 @@ from elle.errors import InputError
 from elle.files import is_held, write_text
 
 LOG = "train.log"
+RESULT = "result.json"
+"""With it, a run counts as finished."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -51,7 +53,7 @@ def _stop_with_parent() -> None:
 
 
 def is_finished(path: Path) -> bool:
-    return (path / "result.json").exists()
+    return (path / RESULT).exists()
 
 
 def is_running(path: Path) -> bool:

@@ -1,0 +1,100 @@
+"""The finished runs of a sweep under an object path, s3://bucket/runs, beside the folder in which they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from elle.errors import InputError, WorkError
+from elle.experiments.sweep import MANIFEST, Item
+from elle.experiments.training import RESULT, is_finished
+from elle.files import write_atomically
+
+
+class ObjectPath:
+    """Copies runs there and back; a run counts as being there once its result, the last file copied, is."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            from pyarrow import fs
+        except ImportError:
+            raise InputError(f"--out {url} needs pyarrow; pip install 'elle-at[parquet]'") from None
+        self.url, self._fs = url.rstrip("/"), fs
+        self.problem: WorkError | None = None
+        try:
+            self._files, self._path = fs.FileSystem.from_uri(self.url)
+        except (ValueError, OSError) as problem:
+            raise InputError(f"--out {url}: {_first_line(problem)}; write a folder, or s3://BUCKET/PATH") from None
+
+    def holds(self, item: Item) -> bool:
+        """Whether the finished run is there."""
+        try:
+            (found,) = self._files.get_file_info([self._place(item.name, RESULT)])
+        except OSError as problem:
+            raise WorkError(f"{self.url} cannot be read: {_first_line(problem)}") from None
+        return bool(found.type == self._fs.FileType.File)
+
+    def even_out(self, folder: Path, items: Sequence[Item]) -> None:
+        """Fetch what is finished only there, and copy what is finished only here; first of all the list of runs."""
+        self._write(folder / MANIFEST, self._place(MANIFEST))
+        for item in items:
+            there = self.holds(item)
+            if there and not is_finished(item.path):
+                self._fetch(item)
+                item.state = "finished"
+                item.look()
+            elif item.state == "finished" and not there:
+                self.put(item)
+
+    def follow(self, item: Item | None) -> None:
+        """Copy a run that has just finished; if that fails the sweep goes on, and `problem` tells in the end."""
+        if item and item.state == "finished":
+            try:
+                self.put(item)
+            except WorkError as problem:
+                self.problem = problem
+
+    def put(self, item: Item) -> None:
+        """Copy a finished run; its checkpoints have served."""
+        files = [file for file in sorted(item.path.rglob("*")) if file.is_file() and not file.name.startswith(".")]
+        files = [file for file in files if file.parent.name != "checkpoints"]
+        files.sort(key=lambda file: file.name == RESULT)
+        for file in files:
+            self._write(file, self._place(file.relative_to(item.path.parent).as_posix()))
+
+    def _write(self, file: Path, place: str) -> None:
+        try:
+            with self._stream(place) as stream:
+                stream.write(file.read_bytes())
+        except OSError as problem:
+            raise WorkError(
+                f"{file} could not be copied to {self.url} ({_first_line(problem)}); it is safe where it is, and the "
+                f"same command tries again"
+            ) from None
+
+    def _stream(self, place: str) -> Any:
+        try:
+            return self._files.open_output_stream(place)
+        except FileNotFoundError:  # a file system with folders
+            self._files.create_dir(place.rpartition("/")[0], recursive=True)
+            return self._files.open_output_stream(place)
+
+    def _fetch(self, item: Item) -> None:
+        place = self._place(item.name)
+        try:
+            found: list[Any] = self._files.get_file_info(self._fs.FileSelector(place, recursive=True))
+            files = [one.path for one in found if one.type == self._fs.FileType.File]
+            for path in sorted(files, key=lambda path: path.endswith(f"/{RESULT}")):
+                target = item.path / path[len(place) + 1 :]
+                with self._files.open_input_stream(path) as stream:
+                    write_atomically(target, stream.read())
+        except OSError as problem:
+            raise WorkError(f"{item.name} could not be fetched from {self.url}: {_first_line(problem)}") from None
+
+    def _place(self, *names: str) -> str:
+        return "/".join([self._path.rstrip("/"), *names])
+
+
+def _first_line(problem: Exception) -> str:
+    return str(problem).strip().splitlines()[0]
