@@ -12,7 +12,6 @@ where an interrupted comparison of the same network and settings was.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from torch import Tensor
 from elle.engine.runtime import pick_device, pick_precision, prepare_device
 from elle.engine.trained import Trained, load_run
 from elle.evaluation.autoattack import ORDER, Budget, reference, search
-from elle.files import write_json
+from elle.files import file_digest, write_json
 
 Search = Callable[[str, Tensor, Tensor], Tensor]
 Found = dict[str, Any]
@@ -138,7 +137,7 @@ def main(words: Sequence[str] | None = None) -> None:
     chosen = ("eps", "norm", "seed", "queries", "batch", "part", "compile", "quick")
     what = {
         "run": trained.weights.parent.name,
-        "weights": hashlib.sha256(trained.weights.read_bytes()).hexdigest(),
+        "weights": file_digest(trained.weights),
         "of": len(x),
     }
     what |= {key: getattr(args, key) for key in chosen} | {

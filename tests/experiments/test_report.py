@@ -179,6 +179,8 @@ def test_an_evaluation_with_other_attacks_does_not_hide_the_one_before(folder):
     (run / "evaluation.12.json").write_text("{")  # a damaged record is set aside by the next evaluation
     numbers = measured(open_run(run))
     assert (numbers["autoattack"], numbers["apgd-t"], numbers["fgsm"]) == (41, 20, 70)
+    (run / "model.safetensors").write_bytes(b"those of the run that went on")
+    assert measured(open_run(run))["autoattack"] == 44.8
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,15 @@ def test_an_evaluation_of_other_weights_is_not_quoted(elle, run_copy, tmp_path):
     assert "pgd-2" not in (tmp_path / "m.safetensors.md").read_text()
 
 
+def test_an_evaluation_with_other_attacks_does_not_hide_the_one_before(elle, run_copy, tmp_path):
+    for attack in ("pgd-2", "pgd-3"):
+        assert elle("evaluate", run_copy, "--attack", attack, "--limit", "10").code == 0
+    export_run(run_copy, "safetensors", tmp_path / "m.safetensors")
+    card = (tmp_path / "m.safetensors.md").read_text()
+    assert "| pgd-2 |" in card
+    assert "| pgd-3 |" in card
+
+
 @pytest.mark.parametrize(("changed", "row"), [({"data": {"name": "others"}}, None), ({"norm": "l2"}, "0.3 in l2")])
 def test_an_evaluation_is_quoted_only_for_the_run_s_own_data_and_with_its_norm(elle, run_copy, tmp_path, changed, row):
     assert elle("evaluate", run_copy, "--attack", "pgd-2", "--limit", "10").code == 0

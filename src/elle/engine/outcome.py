@@ -12,9 +12,9 @@ import torch
 from elle.config import given
 from elle.engine.run_files import FINAL
 from elle.engine.runtime import stopped_at_once
-from elle.engine.subject import file_digest
 from elle.evaluation.evaluate import evaluate, search_precision
 from elle.evaluation.units import Files, Memory, Settings, Store, default_chunk, points_digest
+from elle.files import file_digest
 from elle.version import __version__
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from elle.data.sources import ImageSet, Split
 from elle.engine.trained import kept_network, load_network, load_run, misfit
 from elle.errors import InputError
 from elle.evaluation.units import points_digest
+from elle.files import file_digest
 from elle.models.registry import Shape, build_model, check_model
 
 
@@ -80,12 +80,6 @@ class Subject:
 
     def labels_digest(self, count: int) -> str:
         return points_digest(self.test.x[:count], self.test.y[:count])
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_subject(source: Source, device: torch.device) -> Subject:

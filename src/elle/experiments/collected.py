@@ -16,6 +16,7 @@ from elle.errors import InputError
 from elle.experiments.recipe import OWN_IMAGES, Recipe, load_recipe, run_id
 from elle.experiments.rundir import RunDirectory, open_run
 from elle.experiments.sweep import FAILURE, MANIFEST
+from elle.files import file_digest
 
 _TELLING = ("method", "eps", "data", "model", "schedule", "epochs", "weight")
 """Settings by which runs are told apart, those first that explain the others."""
@@ -138,7 +139,8 @@ def measured(run: RunDirectory) -> dict[str, float]:
 def _evaluated(run: RunDirectory) -> list[dict[str, Any]]:
     """The attacks of each `elle evaluate` on the run's own images and ball, the last one last.
 
-    Those before it are kept under numbers; of other weights than the last one's they do not count.
+    Those before it are kept under numbers. Of other weights than the run's, as before it went on, they do not count;
+    where its weights are not at hand, the last one's are taken for them.
     """
     file = run.path / "evaluation.json"
     if not file.exists():
@@ -148,8 +150,10 @@ def _evaluated(run: RunDirectory) -> list[dict[str, Any]]:
         raise InputError(f"{file} is damaged; evaluate the run again: elle evaluate {run.path}")
     kept = sorted((int(path.suffixes[0][1:]), path) for path in run.path.glob("evaluation.*.json")
                   if path.suffixes[0][1:].isdigit())  # fmt: skip
-    found = [one for _, path in kept if (one := _evaluation(run, path)) and one[0] == last[0]]
-    return [attacks for _, attacks in [*found, last]]
+    found = [*(one for _, path in kept if (one := _evaluation(run, path))), last]
+    file = run.path / "model.safetensors"
+    weights = file_digest(file) if file.exists() else last[0]
+    return [attacks for digest, attacks in found if digest == weights]
 
 
 def _evaluation(run: RunDirectory, file: Path) -> tuple[str | None, dict[str, Any]] | None:

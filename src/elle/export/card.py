@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from elle.data.registry import find_dataset
 from elle.engine.checkpoint import read_lines
 from elle.engine.trained import Trained
 from elle.export.formats import Format
+from elle.files import file_digest
 from elle.version import __version__
 
 _NO_LICENCE = "not stated: say which with `--licence`, and mind that the licence of the images may bind the weights too"
@@ -100,11 +100,12 @@ def _normalisation(header: Mapping[str, Any]) -> str:
 def _accuracies(directory: Path, config: Config, result: Mapping[str, Any]) -> list[str]:
     """Those at the end of training, and those of `elle evaluate` where they are of these very weights."""
     rows = [(name, _radius(config.eps or 0, config.norm), one) for name, one in result.get("test", {}).items()]
-    evaluation = _read(directory / "evaluation.json") or {}
-    same_weights = evaluation.get("model", {}).get("sha256") == _digest(directory / "model.safetensors")
-    if same_weights and evaluation["data"]["name"] == config.data:
-        radius = _radius(evaluation["eps"], evaluation["norm"])
-        rows += [(name, radius, one) for name, one in evaluation["attacks"].items()]
+    weights = file_digest(directory / "model.safetensors")
+    for file in sorted(directory.glob("evaluation*.json")):  # the last one, and those before it under numbers
+        evaluation = _read(file) or {}
+        if evaluation.get("model", {}).get("sha256") == weights and evaluation["data"]["name"] == config.data:
+            radius = _radius(evaluation["eps"], evaluation["norm"])
+            rows += [(name, radius, one) for name, one in evaluation["attacks"].items()]
     if not rows:
         return ["Not measured."]
     lines = ["| attack | eps | accuracy | 95 % interval | test images |", "|---|---|---|---|---|"]
@@ -142,11 +143,6 @@ def _cell(text: str) -> str:
 
 def _listed(names: tuple[str, ...], most: int = 20) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read(path: Path) -> dict[str, Any] | None:
