@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from elle.config import load_config
 from elle.engine import checkpoint
@@ -146,6 +147,19 @@ def test_a_batch_larger_than_the_set_takes_all_of_it_and_says_so(settings, tmp_p
     assert result["steps"] == 2
     with pytest.raises(InputError, match="batch=5000: there are 1200 training images.*; batch=1200 does not divide"):
         train(settings("batch=5000", "accumulate=7", out="other"))
+
+
+def dropping(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, num_classes))
+
+
+@pytest.mark.parametrize(("method", "told"), [("elle-a", True), ("fgsm", False)])
+def test_a_penalty_on_a_network_with_dropout_is_told_what_it_measures(settings, method, told):
+    said = []
+    words = [f"method={method}", f"model={__name__}:dropping", "max_steps=1"]
+    train(settings(*words), watcher=Watcher(said=said.append))
+    line = "layer 1 of this network draws anew for each point, and the error of elle-a measures that more than the loss"
+    assert any(line in text for text in said) == told
 
 
 def test_a_watcher_is_told_of_the_start_every_step_and_every_record(settings, tmp_path):

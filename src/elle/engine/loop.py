@@ -21,6 +21,7 @@ from elle.engine.monitor import Kind, Reading, Verdict
 from elle.engine.outcome import conclude
 from elle.engine.parts import build_parts
 from elle.engine.ranks import ALONE, LOST, Ranks, check_launched, joined, own_device, restarts
+from elle.engine.recomputing import random_layer
 from elle.engine.records import Record, columns, means
 from elle.engine.run_files import RunFiles, run_directory
 from elle.engine.runtime import GraphedStep, pick_device, pick_precision, stop_signals
@@ -164,6 +165,14 @@ class Run:
         if method != self.step.method:
             self.step.use(method)
             self.run_step = self._runnable()
+            self._warn_of_random_layers()
+
+    def _warn_of_random_layers(self) -> None:
+        if self.step.method.regulariser is not None and (name := random_layer(self.step.model)):
+            self.watcher.said(
+                f"layer {name} of this network draws anew for each point, and the error of {self.step.method.name} measures "
+                f"that more than the loss; train a network without such a layer"
+            )
 
     def finish(self) -> dict[str, Any]:
         """Train what is left, evaluate on the test set, write the weights and the result."""
@@ -172,6 +181,7 @@ class Run:
             self.watcher.said(line)
         if cut := self.timetable.cut():
             self.watcher.said(cut)
+        self._warn_of_random_layers()
         if not self.history and self.done == 0:
             self.rewrite()
             self.guard.start()

@@ -25,11 +25,18 @@ _RANDOM = ("DropPath", "StochasticDepth")
 """Layers of others that draw numbers, by the name of their class."""
 
 
-def blocks_to_recompute(model: nn.Module, method: Method) -> list[nn.Module]:
-    """The network's blocks: members of a Sequential or the like with several layers and no such members within."""
+def random_layer(model: nn.Module) -> str | None:
+    """The name of a layer that draws numbers, if the network has any."""
     for name, module in model.named_modules():
         if (isinstance(module, _DropoutNd) and module.p > 0) or type(module).__name__ in _RANDOM:
-            raise InputError(f"memory=low computes layers twice, and {name} of this network draws anew each time")
+            return str(name)
+    return None
+
+
+def blocks_to_recompute(model: nn.Module, method: Method) -> list[nn.Module]:
+    """The network's blocks: members of a Sequential or the like with several layers and no such members within."""
+    if name := random_layer(model):
+        raise InputError(f"memory=low computes layers twice, and {name} of this network draws anew each time")
     if method.regulariser is not None and method.regulariser.form == "2p":
         raise InputError("memory=low is not for method.regulariser.form=2p, which keeps the attack's own forward")
     containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
