@@ -170,8 +170,8 @@ class Run:
     def _warn_of_random_layers(self) -> None:
         if self.step.method.regulariser is not None and (name := random_layer(self.step.model)):
             self.watcher.said(
-                f"layer {name} of this network draws anew for each point, and the error of {self.step.method.name} measures "
-                f"that more than the loss; train a network without such a layer"
+                f"layer {name} of this network draws anew for each point, and the error of {self.step.method.name} "
+                f"measures that more than the loss; train a network without such a layer"
             )
 
     def finish(self) -> dict[str, Any]:
