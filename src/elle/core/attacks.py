@@ -234,7 +234,7 @@ def _gradient(model: Model, x: Tensor, target: Tensor) -> Tensor:
             loss = F.cross_entropy(logits, target, reduction="sum")
         else:
             loss = F.kl_div(F.log_softmax(logits, 1), target, reduction="sum")
-        (gradient,) = torch.autograd.grad(loss * _SCALE, x)
+        (gradient,) = torch.autograd.grad(loss, x, torch.full_like(loss, _SCALE))
     return gradient.nan_to_num()
 
 

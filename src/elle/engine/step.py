@@ -168,7 +168,7 @@ class Step:
                 errors.append(error.detach())
             if error is not None and penalty == "trained":
                 found = torch.autograd.grad(
-                    self._scaled(scale * error / count), parameters, allow_unused=True, materialize_grads=True
+                    scale * error / count, parameters, self._loss_scale(), allow_unused=True, materialize_grads=True
                 )
                 torch._foreach_add_(slope, found)
             self._move(delta, x_adv.grad)
@@ -245,10 +245,11 @@ class Step:
 
     def _backward(self, total: Tensor, keep: bool = False) -> None:
         with torch.autocast(self.device.type, enabled=False):
-            self._scaled(total).backward(retain_graph=keep)  # type: ignore[no-untyped-call]
+            total.backward(self._loss_scale(), retain_graph=keep)  # type: ignore[no-untyped-call]
 
-    def _scaled(self, loss: Tensor) -> Tensor:
-        return loss if self.scale is None else self.scale.scaled(loss)
+    def _loss_scale(self) -> Tensor | None:
+        """Where a backward begins, instead of 1: the gradients of the loss times this, without that product."""
+        return None if self.scale is None else self.scale.value
 
     def _weigh(self, error: Tensor | None, penalty: Penalty) -> tuple[Tensor, Tensor, Tensor]:
         """Have the rule see this step's error; what it saw, the weight that acts on the step, and the threshold.
