@@ -18,6 +18,7 @@ from elle.core.subspace import flattened
 from elle.data.resident import Resident
 from elle.data.streaming import Streaming
 from elle.engine import apart
+from elle.engine.alongside import Alongside
 from elle.engine.averaging import Average
 from elle.engine.batchnorm import running_statistics
 from elle.engine.draws import Draws
@@ -69,6 +70,7 @@ class Step:
         self.average = Average(model, average) if average else None
         self.total_steps = total_steps
         device = self.device = next(model.parameters()).device
+        self.alongside = Alongside(device)
         self.lr = torch.zeros((), device=device)
         # In double, as a number of Python's is: a float32 one would round twice, and other points would be attacked.
         self.eps = torch.tensor(eps, dtype=torch.float64, device=device)
@@ -119,13 +121,17 @@ class Step:
         row = (self._gradient if self.accumulate == 1 else self._accumulated)(x, y, draws, penalty)
         # The one message of the step: gradients, BatchNorm's running statistics and what is written down.
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        if self.ranks.count > 1:
+            self.alongside.join()
         self.ranks.average([*gradients, *running_statistics(self.model), row])
+        with self.alongside.work(row):
+            self.records.index_copy_(0, self.position, row.unsqueeze(0))
+            self.position.add_(1)
         self._update()
         if self.average is not None:
             self.average.update(self.done)
-        self.records.index_copy_(0, self.position, row.unsqueeze(0))
-        self.position.add_(1)
         self.done.add_(1)
+        self.alongside.join()
 
     def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
@@ -146,7 +152,8 @@ class Step:
             if terms:
                 self._backward(functools.reduce(operator.add, terms))
         self._move(self.kept.get("delta"), x_adv.grad)
-        return _row(loss, _accuracy(logits, y), seen, weight, threshold)
+        with self.alongside.work(loss, logits, y, seen, weight, threshold):
+            return _row(loss, _accuracy(logits, y), seen, weight, threshold)
 
     def _accumulated(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """The same, a micro-batch at a time; loss and penalty apart, as the weight is known when all have been seen."""

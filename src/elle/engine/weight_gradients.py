@@ -17,6 +17,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from elle.core.second_order.convolution import asked_for
+from elle.engine.alongside import side_stream
 from elle.models import first_convolution
 
 BEHIND = 3
@@ -30,7 +31,7 @@ class Beside:
     """Work beside a device's current stream, within one step; on a CPU, or unless wanted, it is simply done."""
 
     def __init__(self, device: torch.device, wanted: bool = True, kernels: bool = True) -> None:
-        self.side = _side(device) if wanted and device.type == "cuda" else None
+        self.side = side_stream(device) if wanted and device.type == "cuda" else None
         self.kernels = kernels
         """Whether kernels of our own may compute a network's first convolution."""
         self.under_way: deque[tuple[Any, tuple[Tensor, ...]]] = deque()
@@ -91,11 +92,6 @@ def suits(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
         and layer.padding_mode == "zeros"
         and all(isinstance(setting, tuple) for setting in (layer.stride, layer.padding, layer.dilation))
     )
-
-
-@functools.cache
-def _side(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class _Convolution(Function):
