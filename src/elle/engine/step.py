@@ -112,11 +112,11 @@ class Step:
     def __call__(self, index: Tensor, penalty: Penalty = "trained") -> None:
         """Train on the images at `index` [B], this rank's part of the batch."""
         draws = Draws(self.ranks.rank, self.ranks.count, self.accumulate)
-        with draws.whole(len(index)):
+        with self.alongside.work(index), draws.whole(len(index)):
             x, y = self.data.batch(index)
-        x = self._replayed(x)
-        if self.device.type == "cuda":
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = self._replayed(x)
+            if self.device.type == "cuda":
+                x = x.contiguous(memory_format=torch.channels_last)
         self.optimizer.zero_grad()
         row = (self._gradient if self.accumulate == 1 else self._accumulated)(x, y, draws, penalty)
         # The one message of the step: gradients, BatchNorm's running statistics and what is written down.
@@ -136,6 +136,7 @@ class Step:
     def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
         with self._weights(chains=1 if self.apart is None else 2) as second:
+            self.alongside.join()  # no sooner: the copies of the weights are made beside the batch
             with draws.part(0, len(y)), self._passes():
                 if self.apart is not None:
                     self.apart.begin()
@@ -157,6 +158,7 @@ class Step:
 
     def _accumulated(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """The same, a micro-batch at a time; loss and penalty apart, as the weight is known when all have been seen."""
+        self.alongside.join()
         count = self.accumulate
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         # In half precision the penalty's gradient needs a scale: the largest weight it may get.
