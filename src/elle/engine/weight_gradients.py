@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from elle.core.second_order.convolution import asked_for
 from elle.engine.alongside import side_stream
-from elle.models import first_convolution
+from elle.models import first_convolution, head
 
 BEHIND = 3
 """So many weight gradients may be under way; the images and gradients that they read are kept as long."""
@@ -83,6 +83,20 @@ class Beside:
 
         return forward
 
+    def of_mean(self, layer: nn.Linear) -> Callable[[Tensor], Tensor | None]:
+        """What computes the mean over pixels and the layer behind it at once, or is None where the kernels do not."""
+        own = dict(layer._parameters)
+
+        def forward(x: Tensor) -> Tensor | None:
+            # Others are its parameters within `functional_call`.
+            same = all(layer._parameters[name] is one for name, one in own.items())
+            if not same or not head.takes(layer, x):
+                return None
+            logits: Tensor = _OfMean.apply(x, layer.weight, layer.bias, self)  # type: ignore[no-untyped-call]
+            return logits
+
+        return forward
+
 
 def suits(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Whether a layer's weight gradients may be computed beside: a plain convolution without a bias."""
@@ -116,6 +130,27 @@ class _Convolution(Function):
         if asked_for(ctx, 0):
             for_x = first_convolution.input_gradient(g, x, weight) if ctx.first else gradient(0)
         return for_x, for_weight, None, None, None
+
+
+class _OfMean(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, beside: Beside) -> Tensor:
+        logits, mean = head.logits_and_mean(x, weight, bias)
+        ctx.save_for_backward(mean, weight, bias)
+        ctx.shape, ctx.beside = x.shape, beside
+        return logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        mean, weight, bias = ctx.saved_tensors
+        for_weight = for_bias = None
+        if asked_for(ctx, 1):
+            for_weight = ctx.beside.start(weight, lambda: g.to(mean.dtype).mT @ mean, g, mean)
+        if asked_for(ctx, 2):
+            for_bias = ctx.beside.start(bias, lambda: g.sum(0, dtype=torch.float32).to(bias.dtype), g)
+        for_x = head.input_gradient(g, weight, ctx.shape) if asked_for(ctx, 0) else None
+        return for_x, for_weight, for_bias, None
 
 
 def _gradient(g: Tensor, x: Tensor, weight: Tensor, settings: Settings, of: int) -> Tensor:
