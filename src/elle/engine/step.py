@@ -22,6 +22,7 @@ from elle.engine.alongside import Alongside
 from elle.engine.averaging import Average
 from elle.engine.batchnorm import running_statistics
 from elle.engine.draws import Draws
+from elle.engine.fused import by_kernels
 from elle.engine.half_weights import half_weights, lowered_weights
 from elle.engine.loss_scale import LossScale
 from elle.engine.ranks import ALONE, Ranks
@@ -191,7 +192,7 @@ class Step:
 
     def _loss(self, x: Tensor, y: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Attack, then the forwards of the loss: the loss, the logits, and the points trained on."""
-        method, model = self.method, self.model
+        method, model = by_kernels(self.method) if self._may_fuse() else self.method, self.model
         if isinstance(method.attack, Replay):
             assert delta is not None
             x_adv, objective = method.attack.points(x, delta), method.loss
@@ -221,6 +222,11 @@ class Step:
             and apart.suits(self.model)
         )
 
+    def _may_fuse(self) -> bool:
+        """Whether kernels of our own may be launched, of which there are first derivatives alone."""
+        once = self.fused and not self.method.double_backpropagation
+        return once and self.device.type == "cuda" and launchable(self.device)
+
     def _lowers(self) -> bool:
         """Whether a step makes half-precision copies of all weights at once.
 
@@ -232,7 +238,7 @@ class Step:
     def _may_update_by_half(self) -> bool:
         """Whether the gradients may stay in float16 until the update: nothing is to be added to them before."""
         alone = self.ranks.count == 1 and self.accumulate == 1
-        return self._lowers() and alone and self.fused and self.device.type == "cuda" and launchable(self.device)
+        return self._lowers() and alone and self._may_fuse()
 
     def _weights(
         self, chains: int = 1
