@@ -9,7 +9,7 @@ from torch import nn
 
 from elle.core.attacks import SignStep
 from elle.engine import fused
-from elle.engine.fused import by_kernels, takes_logits
+from elle.engine.fused import by_kernels, takes_logits, takes_step
 from elle.methods import configured
 from tests.triton_kernels import DEVICE, INTERPRETED, MARKS
 
@@ -35,7 +35,7 @@ def calls(monkeypatch):
 
         monkeypatch.setattr(fused, name, watched)
 
-    for name in ("slope", "cross_entropy"):
+    for name in ("slope", "cross_entropy", "stepped"):
         watch(name, getattr(fused, name))
     return found
 
@@ -92,16 +92,43 @@ def test_other_logits_are_left_to_torch(logits, y):
     assert not takes_logits(torch.zeros(logits, device=DEVICE), y.to(DEVICE))
 
 
+def test_arrays_that_lie_otherwise_are_left_to_torch():
+    x, eps = torch.zeros(2, 3, 4, 4, device=DEVICE), torch.tensor(EPS, device=DEVICE)
+    assert not takes_step(x, x.contiguous(memory_format=torch.channels_last), x, eps)
+    assert not takes_step(x[..., ::2], x[..., ::2], x[..., ::2], eps)
+    assert not takes_step(x.double(), x.double(), x.double(), eps)
+    assert not takes_step(x, x, x, EPS)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("project", [False, True])
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("alpha", [1.0, 0.25, 2.5 / 7])
+def test_a_step_of_an_attack_is_torch_s_to_the_last_bit(alpha, clip, project, layout):
+    generator = torch.Generator().manual_seed(0)
+    x, start, g = (torch.rand(3, 3, 11, 13, generator=generator) for _ in range(3))
+    start, g = x + EPS * (3 * start - 1.5), g - 0.5
+    g[0, 0, 0] = 0.0
+    g[1, 0, 0, :4] = torch.tensor([torch.nan, torch.inf, -torch.inf, -torch.nan])
+    x, start, g = (one.to(DEVICE, memory_format=layout) for one in (x, start, g))
+    eps = torch.tensor(EPS, dtype=torch.float64, device=DEVICE)
+    attack = SignStep(alpha=alpha, project=project, clip=clip)
+    expected = attack.next_point(start, g, x, eps)
+    found = fused_attack(attack).next_point(start, g, x, eps)
+    assert found.stride() == x.stride()
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize(
     ("attack", "used"),
     [
-        (SignStep(), ["slope"]),
-        (SignStep(noise=1, steps=2, alpha=0.5, clip=True), ["slope"] * 2),
+        (SignStep(), ["slope", "stepped"]),
+        (SignStep(noise=1, steps=2, alpha=0.5, clip=True), ["slope", "stepped"] * 2),
         (SignStep(zero=0.3), ["slope"]),
         (SignStep(agree=2, noise=1), ["slope"] * 2),
         (SignStep(norm="l2"), ["slope"]),
         (SignStep(frank_wolfe=True), ["slope"]),
-        (SignStep(objective="kl", noise=1), []),
+        (SignStep(objective="kl", noise=1), ["stepped"]),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""The head of a network and the cross-entropy by kernels of our own, in whole steps."""
+"""The head of a network, the cross-entropy and an attack's step by kernels of our own, in whole steps."""
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ KERNELS = {
     "input_gradient": head,
     "slope": fused,
     "cross_entropy": fused,
+    "stepped": fused,
 }
 
 
@@ -45,11 +46,11 @@ def calls(monkeypatch):
 @pytest.mark.parametrize(
     ("method", "network", "times"),
     [
-        ("fgsm", "preact-resnet18", (2, 2, 1, 1)),
-        ("fgsm", "resnet18", (2, 2, 1, 1)),
-        ("pgd-2", "preact-resnet18", (3, 3, 2, 1)),
-        ("elle", "preact-resnet18", (3, 3, 1, 1)),
-        ("gradalign", "preact-resnet18", (0, 0, 0, 0)),
+        ("fgsm", "preact-resnet18", (2, 2, 1, 1, 1)),
+        ("fgsm", "resnet18", (2, 2, 1, 1, 1)),
+        ("pgd-2", "preact-resnet18", (3, 3, 2, 1, 2)),
+        ("elle", "preact-resnet18", (3, 3, 1, 1, 1)),
+        ("gradalign", "preact-resnet18", (0, 0, 0, 0, 0)),
         ("fgsm", "small-cnn", (0, 0, 1, 1)),
     ],
 )

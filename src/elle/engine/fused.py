@@ -1,4 +1,4 @@
-"""A step's small arithmetic by kernels of our own: the cross-entropy and its gradient.
+"""A step's small arithmetic by kernels of our own: the cross-entropy and its gradient, and the step of an attack.
 
 Torch computes each by a chain of operations that take longer to launch than to run. A method `by_kernels` uses the
 kernels wherever they apply, and torch's operations elsewhere; the values are the same up to rounding.
@@ -22,6 +22,8 @@ from elle.core.attacks import SCALE, Model, SignStep
 from elle.core.losses import CrossEntropy, When
 from elle.methods import Method
 
+BLOCK = 1024
+"""Pixels that one program of the attack's step writes."""
 AT_ONCE = 2048
 """Logits that the one program of the cross-entropy reads at once."""
 MOST = 2**15
@@ -40,6 +42,12 @@ def by_kernels(method: Method) -> Method:
 
 @dataclass(frozen=True)
 class _SignStep(SignStep):
+    def next_point(self, x_adv: Tensor, gradient: Tensor, x: Tensor, eps: float | Tensor, t: int = 0) -> Tensor:
+        plain = self.norm == "linf" and not self.frank_wolfe and not self.zero
+        if not plain or not isinstance(eps, Tensor) or not takes_step(x_adv, gradient, x, eps):
+            return super().next_point(x_adv, gradient, x, eps, t)
+        return stepped(x_adv, gradient, x, eps, self.alpha, project=self.project, clip=self.clip)
+
     def _differentiated(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         if not takes_logits(logits, target):
             return super()._differentiated(logits, target)
@@ -109,6 +117,34 @@ def _launch_cross_entropy(logits: Tensor, y: Tensor, slopes: Tensor, loss: Tenso
             logits, y, slopes, loss, rows, classes, factor,
             block=min(_padded(rows), max(1, AT_ONCE // columns)), columns=columns, num_warps=4,
         )  # fmt: skip
+
+
+def takes_step(x_adv: Tensor, gradient: Tensor, x: Tensor, eps: float | Tensor) -> bool:
+    """Whether the kernel is for these: three arrays that lie alike, without holes, and a radius on the device."""
+    arrays = (x_adv, gradient, x)
+    return (
+        all(_usable(one) and one.dtype is torch.float32 for one in arrays)
+        and all(one.shape == x.shape and one.stride() == x.stride() for one in arrays)
+        and torch.ops.aten.is_non_overlapping_and_dense(x)
+        and 0 < x.numel() < 2**31
+        and isinstance(eps, Tensor)
+        and eps.dim() == 0
+        and eps.device == x.device
+    )
+
+
+def stepped(
+    x_adv: Tensor, gradient: Tensor, x: Tensor, eps: Tensor, alpha: float, *, project: bool, clip: bool
+) -> Tensor:
+    """x_adv + alpha eps sign(gradient), inside the l-infinity ball around x and [0, 1] where asked."""
+    result, count = torch.empty_like(x_adv), x.numel()
+    kernels: Any = _kernels()
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        kernels.write_step[(-(-count // BLOCK),)](
+            x_adv, gradient, x, eps, result, count,
+            alpha=float(alpha), project=project, clip=clip, block=BLOCK, num_warps=4,
+        )  # fmt: skip
+    return result
 
 
 def _usable(x: Tensor) -> bool:

@@ -4,6 +4,28 @@ import triton
 import triton.language as tl
 
 
+@triton.jit
+def write_step(
+    x_adv, gradient, x, eps, result, count, alpha: tl.constexpr, project: tl.constexpr, clip: tl.constexpr,
+    block: tl.constexpr,
+):  # fmt: skip
+    """x_adv + alpha eps sign(gradient), which is 0 of what is no number; back in the ball around x and in [0, 1]."""
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    known = place < count
+    radius = tl.load(eps)
+    step = (alpha * radius).to(tl.float32)  # rounded once, as torch does
+    g = tl.load(gradient + place, mask=known, other=0.0)
+    point = tl.load(x_adv + place, mask=known, other=0.0)
+    point += tl.where(g > 0.0, step, tl.where(g < 0.0, -step, 0.0))
+    if project:
+        centre = tl.load(x + place, mask=known, other=0.0)
+        radius = radius.to(tl.float32)
+        point = centre + tl.minimum(tl.maximum(point - centre, -radius), radius)
+    if clip:
+        point = tl.minimum(tl.maximum(point, 0.0), 1.0)
+    tl.store(result + place, point, mask=known)
+
+
 @triton.jit(do_not_specialize=["rows", "factor"])
 def write_cross_entropy(
     logits, y, slope, loss, rows, classes, factor, block: tl.constexpr, columns: tl.constexpr,
