@@ -84,6 +84,8 @@ class Step:
         self.records = torch.full((steps_per_epoch, len(RECORDED)), torch.nan, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.done = torch.zeros((), dtype=torch.int64, device=device)
+        self.share = torch.zeros((), device=device)
+        """Of the training that is done, for losses that change in time."""
         self.nothing = torch.full((), torch.nan, device=device)
         """Written down of a penalty that a step does not have."""
         self.kept: dict[str, Tensor] = {}
@@ -118,6 +120,9 @@ class Step:
             x = self._replayed(x)
             if self.device.type == "cuda":
                 x = x.contiguous(memory_format=torch.channels_last)
+            torch.div(self.done, self.total_steps, out=self.share)
+            if self.scale is not None:
+                self.scale.begin()
         self.optimizer.zero_grad()
         row = (self._gradient if self.accumulate == 1 else self._accumulated)(x, y, draws, penalty)
         # The one message of the step: gradients, BatchNorm's running statistics and what is written down.
@@ -127,12 +132,11 @@ class Step:
         self.ranks.average([*gradients, *running_statistics(self.model), row])
         with self.alongside.work(row):
             self.records.index_copy_(0, self.position, row.unsqueeze(0))
-            self.position.add_(1)
+            torch._foreach_add_([self.position, self.done], 1)
         self._update()
-        if self.average is not None:
-            self.average.update(self.done)
-        self.done.add_(1)
         self.alongside.join()
+        if self.average is not None:
+            self.average.update(self.done - 1)
 
     def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
@@ -198,7 +202,7 @@ class Step:
             x_adv, objective = method.attack.points(x, delta), method.loss
         else:
             x_adv, objective = method.attacked(model, x, y, self.eps)
-        loss, logits = objective(model, x, y, x_adv, self.eps, (self.done, self.done / self.total_steps))
+        loss, logits = objective(model, x, y, x_adv, self.eps, (self.done, self.share))
         return loss, logits, x_adv
 
     def _error(self, x: Tensor, y: Tensor, x_adv: Tensor, logits: Tensor, penalty: Penalty) -> Tensor | None:
