@@ -123,9 +123,10 @@ class _Convolution(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         gradient = functools.partial(_gradient, g, x, weight, ctx.settings)
+        by_kernel = functools.partial(first_convolution.weight_gradient, g, x, weight)
         for_weight = None
         if asked_for(ctx, 1):
-            for_weight = ctx.beside.start(weight, functools.partial(gradient, 1), g, x)
+            for_weight = ctx.beside.start(weight, by_kernel if ctx.first else functools.partial(gradient, 1), g, x)
         for_x = None
         if asked_for(ctx, 0):
             for_x = first_convolution.input_gradient(g, x, weight) if ctx.first else gradient(0)

@@ -26,7 +26,10 @@ class Tiles:
 
 FORWARD = Tiles(128, 4)
 BACKWARD = Tiles(128, 4)
+WEIGHTS = Tiles(128, 4)
 """benchmarks/first_convolution.py compares them with others."""
+PARTS = 256
+"""Programs of the weights' gradient, a power of 2: twice as many as a large GPU runs, so that loads wait for no one."""
 WIDEST = 128
 """Images: a program of the input gradient has whole rows."""
 
@@ -89,6 +92,27 @@ def input_gradient(g: Tensor, x: Tensor, weight: Tensor, tiles: Tiles | None = N
             block=block, columns=_padded(outputs), at_most=AT_MOST, num_warps=tiles.warps,
         )  # fmt: skip
     return for_x
+
+
+def weight_gradient(g: Tensor, x: Tensor, weight: Tensor, tiles: Tiles | None = None) -> Tensor:
+    """The gradient of the weights, in their type, by that of the convolution's result."""
+    tiles = tiles or WEIGHTS
+    (n, channels, height, width), outputs = x.shape, weight.shape[0]
+    g, for_weight = g.contiguous(memory_format=torch.channels_last), torch.empty_like(weight)
+    pixels, columns, depth = n * height * width, _padded(outputs), _padded(9 * channels)
+    parts = min(PARTS, -(-pixels // tiles.pixels))
+    partial = torch.empty(parts, depth, columns, dtype=torch.float32, device=x.device)
+    kernels: Any = _kernels()
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        kernels.add_weight_gradient[(parts,)](
+            g, x, partial, pixels, x.stride(), channels, outputs, height, width,
+            block=tiles.pixels, columns=columns, depth=depth, num_warps=tiles.warps,
+        )  # fmt: skip
+        kernels.write_weight_gradient[(9 * channels,)](
+            partial, for_weight, parts, for_weight.stride(), channels, outputs,
+            most=PARTS, columns=columns, depth=depth, num_warps=8,
+        )  # fmt: skip
+    return for_weight
 
 
 def _padded(count: int) -> int:
