@@ -11,6 +11,10 @@ from elle.core.attacks import SignStep
 from elle.engine import fused
 from elle.engine.fused import by_kernels, takes_logits, takes_step
 from elle.methods import configured
+from elle.models import first_convolution, head
+from elle.models.residual import PreActResNet
+from tests.engine.steps import make_step, parameters, take
+from tests.networks import relative_distance
 from tests.triton_kernels import DEVICE, INTERPRETED, MARKS
 
 pytestmark = MARKS
@@ -162,3 +166,25 @@ def test_a_gradient_that_is_no_number_moves_nothing():
     eps = torch.tensor(EPS, dtype=torch.float64, device=DEVICE)
     attack = fused_attack(SignStep(project=False))
     assert torch.equal(attack(lambda x: x * torch.nan, x, y, eps), x)
+
+
+def small_network():
+    network = PreActResNet((1, 8, 8), 10, nn.ReLU, blocks=[1, 1], widths=(16, 32), stem_width=16)
+    return network.to(memory_format=torch.channels_last)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="tests/gpu has whole steps of a GPU's own")
+@pytest.mark.parametrize("method", ["fgsm", "pgd-2", "elle-a"])
+def test_a_whole_step_with_all_kernels_trains_as_without(method, monkeypatch, calls):
+    moved = []
+    for wanted in (True, False):
+        for module in (head, first_convolution):
+            monkeypatch.setattr(module, "_on_gpu", lambda x, wanted=wanted: wanted)
+        step = make_step(method, precision="fp16", network=small_network)
+        monkeypatch.setattr(step, "_may_fuse", lambda wanted=wanted: wanted)
+        start = parameters(step)
+        take(step, 0)
+        moved.append(torch.cat([(new - old).flatten() for new, old in zip(parameters(step), start, strict=True)]))
+        assert step.records[0, :2].isfinite().all()
+        assert {"slope", "stepped", "cross_entropy"} == set(calls)
+    assert relative_distance(*moved) < 0.1
