@@ -120,9 +120,9 @@ class Step:
             x = self._replayed(x)
             if self.device.type == "cuda":
                 x = x.contiguous(memory_format=torch.channels_last)
-            torch.div(self.done, self.total_steps, out=self.share)
-            if self.scale is not None:
-                self.scale.begin()
+        torch.div(self.done, self.total_steps, out=self.share)
+        if self.scale is not None:
+            self.scale.begin()
         self.optimizer.zero_grad()
         row = (self._gradient if self.accumulate == 1 else self._accumulated)(x, y, draws, penalty)
         # The one message of the step: gradients, BatchNorm's running statistics and what is written down.
