@@ -34,8 +34,7 @@ class InARow(Alongside):
 
 def trained(monkeypatch, kind, method, captured, **rest):
     """What the steps write down, and the weights in the end."""
-    for module in ("step", "sgd"):
-        monkeypatch.setattr(f"elle.engine.{module}.Alongside", kind)
+    monkeypatch.setattr("elle.engine.step.Alongside", kind)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     step = make_step(method, "fp16", steps=STEPS, **rest)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)

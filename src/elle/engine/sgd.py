@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-from elle.engine.alongside import Alongside
 from elle.engine.loss_scale import LossScale
 
 CHUNK = 2048
@@ -35,7 +34,6 @@ class SGD:
         self.param_groups = [group for group in groups if group["params"]]
         """Of each its `params` and `weight_decay`."""
         self.lr, self.momentum = lr, momentum
-        self.alongside = Alongside(lr.device)
         # From the start, so that a first step left out for an overflow leaves no uninitialised buffer.
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {
             one: {"momentum_buffer": torch.zeros_like(one)}
@@ -70,14 +68,11 @@ class SGD:
                 _find_overflow([one.grad for one in by_torch if one.grad is not None], scale)
                 if by_kernel:
                     self._launch("find_overflow", by_kernel, scale.overflow)
-        with self.alongside.work():  # small ones mostly, beside the kernel, which has nearly all weights
-            for (by_torch, _), weight_decay in groups:
-                self._update_by_torch(by_torch, weight_decay, scale)
-        for (_, by_kernel), weight_decay in groups:
+        for (by_torch, by_kernel), weight_decay in groups:
+            self._update_by_torch(by_torch, weight_decay, scale)
             if by_kernel and scale is not None:
                 state = (self.lr, scale.value, scale.overflow, weight_decay, self.momentum)
                 self._launch("update_weights", by_kernel, *state, has_momentum=bool(self.momentum))
-        self.alongside.join()
 
     def _moved(self, parameters: list[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Those that have a gradient: in their own type, and in float16."""
