@@ -240,7 +240,6 @@ def test_low_memory_s_gradients_are_those_of_the_plain_step(name):
 
 def test_what_the_second_kernel_reads_is_not_taken_for_ready(monkeypatch):
     """With a fork the first kernel of the backward writes what the second reads: it must not read ahead."""
-    monkeypatch.setattr(launches(), "WHOLE_ROWS", 0)
     said, gradient = [], launches().gradient
     monkeypatch.setattr(
         launches(), "gradient", lambda *g, ready, **m: said.append(ready) or gradient(*g, ready=ready, **m)

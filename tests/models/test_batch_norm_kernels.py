@@ -27,11 +27,9 @@ def interpreted(monkeypatch):
         monkeypatch.setattr(batch_norm, "_on_gpu", lambda x: True)
 
 
-@pytest.fixture(params=["few", "more", "many"])
+@pytest.fixture(params=["few", "many"])
 def rows(request, monkeypatch):
-    """The small arrays here at once, as few rows, which they are, and dealt out as more and as many are."""
-    if TRITON and request.param != "few":
-        monkeypatch.setattr(launches(), "WHOLE_ROWS", 0)
+    """The small arrays here as few rows, which they are, and dealt out as many are."""
     if TRITON and request.param == "many":
         monkeypatch.setattr(launches(), "FEW_ROWS", 0)
 
@@ -39,8 +37,7 @@ def rows(request, monkeypatch):
 def use_tiles(monkeypatch, adding):
     for name in ("STATISTICS", "SUMS"):
         monkeypatch.setattr(launches(), name, adding)
-    for name in ("FEW_ROWS", "WHOLE_ROWS"):
-        monkeypatch.setattr(launches(), name, 0)
+    monkeypatch.setattr(launches(), "FEW_ROWS", 0)
 
 
 def launches():

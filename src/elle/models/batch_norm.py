@@ -219,13 +219,8 @@ class _Trained(Function):
     ) -> _Found:
         kernels: Any = _kernels()
         running = kernels.Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum)
-        if kernels.at_once(x):
-            total, mean, rstd, y = kernels.normalised_at_once(
-                x, running, weight, bias, norm.eps, relu=relu, before=before, after=after
-            )
-        else:
-            total, mean, rstd = kernels.statistics(x, running, norm.eps, norm.arrivals, before=before)
-            y = kernels.normalised(total, weight, bias, mean, rstd, relu=relu, after=after, ready=before is None)
+        total, mean, rstd = kernels.statistics(x, running, norm.eps, norm.arrivals, before=before)
+        y = kernels.normalised(total, weight, bias, mean, rstd, relu=relu, after=after, ready=before is None)
         # With an addend behind, y's sign is the ReLU's mask; otherwise x tells it, and y need not be kept.
         ctx.save_for_backward(total, weight, bias, mean, rstd, None if after is None else y)
         ctx.arrivals, ctx.relu = norm.arrivals, relu
@@ -244,11 +239,6 @@ class _Trained(Function):
         for_y, also, for_total = _laid_out(for_y), _laid_out(also), _laid_out(for_total)
         kernels: Any = _kernels()
         layer = (weight, bias, mean, rstd)
-        if kernels.at_once(x):
-            for_weight, for_bias, masked, for_x = kernels.gradients_at_once(
-                for_y, x, *layer, relu=ctx.relu, y=y, also=also, for_total=for_total
-            )
-            return _gradients(ctx, for_x, masked, for_weight, for_bias)
         for_weight, for_bias, masked = kernels.sums(for_y, x, *layer, ctx.arrivals, relu=ctx.relu, y=y, also=also)
         # With an addend behind or a fork, the mask's result was written.
         ready = masked is for_y

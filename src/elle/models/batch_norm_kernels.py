@@ -2,7 +2,7 @@
 
 Activations [N, C, H, W] with the channels last are `count` = N H W rows of C values, in float16, bfloat16 or float32;
 everything is added up in float32. In train mode there are two kernels forward and two backward: the first of a pair
-adds up, the second writes; of few rows, `batch_norm_whole` has one. In eval mode one kernel writes either way.
+adds up, the second writes. In eval mode one kernel writes either way.
 
 A kernel that adds up splits the rows into parts, one a program. A program goes through its part in chunks of
 `unroll` tiles of `rows` rows; it keeps one sum for each of a tile's `rows` x `columns` places and adds up over the

@@ -10,7 +10,6 @@ import triton
 from torch import Tensor
 
 from elle.models import batch_norm_kernels as kernels
-from elle.models import batch_norm_whole as whole
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,6 @@ WRITING = Writing(32, 128, 4)
 FEW = Adding(16, 8, 16, 1)
 FEW_ROWS = 2048
 """So few are added up by one program for each block of channels: merging parts would take longer than they do."""
-
-
-WHOLE_ROWS = 2048
-"""So few may be held by one program, which then normalises them at once."""
-WHOLE_COLUMNS = 8
 
 
 @dataclass(frozen=True)
@@ -139,47 +133,6 @@ def normalised(
         x, None, after, None, y, *layer, *writers.size, relu=relu, **writers.after_adders(x, ready)
     )  # fmt: skip
     return y
-
-
-def at_once(x: Tensor) -> bool:
-    """Whether `normalised_at_once` and `gradients_at_once` are for it."""
-    return x.numel() // x.shape[1] <= WHOLE_ROWS
-
-
-def _whole(x: Tensor) -> tuple[tuple[int], dict[str, int]]:
-    rows = triton.next_power_of_2(x.numel() // x.shape[1])
-    warps = max(1, rows * WHOLE_COLUMNS // 1024)  # 32 values a thread, which its registers hold
-    return (triton.cdiv(x.shape[1], WHOLE_COLUMNS),), {"rows": rows, "columns": WHOLE_COLUMNS, "num_warps": warps}
-
-
-def normalised_at_once(
-    x: Tensor, running: Running, weight: Tensor, bias: Tensor, eps: float, *, relu: bool,
-    before: Tensor | None = None, after: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """What `statistics` and `normalised` find."""
-    grid, shape = _whole(x)
-    total, y = x if before is None else torch.empty_like(x), torch.empty_like(x)
-    mean, rstd = torch.empty_like(running.mean), torch.empty_like(running.mean)
-    layer = (running.mean, running.var, running.batches, weight, bias, eps, running.momentum)
-    whole.normalise[grid](
-        x, before, after, total, y, mean, rstd, *layer, x.numel() // x.shape[1], x.shape[1], relu=relu, **shape
-    )  # fmt: skip
-    return total, mean, rstd, y
-
-
-def gradients_at_once(
-    g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, *, relu: bool,
-    y: Tensor | None = None, also: Tensor | None = None, for_total: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """What `sums` and `gradient` find."""
-    grid, shape = _whole(x)
-    masked, for_x = g if y is None and also is None else torch.empty_like(x), torch.empty_like(x)
-    for_weight, for_bias = torch.empty_like(weight), torch.empty_like(bias)
-    whole.differentiate[grid](
-        g, also, x, y, masked, for_total, for_x, for_bias, for_weight, mean, rstd, weight, bias,
-        x.numel() // x.shape[1], x.shape[1], relu=relu, **shape,
-    )  # fmt: skip
-    return for_weight, for_bias, masked, for_x
 
 
 def sums(
