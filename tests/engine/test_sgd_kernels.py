@@ -37,7 +37,6 @@ def updated(weights, momentum, half, overflow_at, bad):
             one.grad = torch.empty_like(one, dtype=one.grad_dtype).copy_(gradient)
         if half:
             assert [one.grad_dtype is torch.float16 for one in weights] == [True, True, False, True, False]
-        scale.begin()
         update.step(scale)
         scale.update()
     return weights, float(scale.value)

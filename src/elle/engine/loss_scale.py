@@ -18,10 +18,6 @@ class LossScale:
         self.one = torch.ones((), device=device)
         """Kept, so that no step has to write it."""
 
-    def begin(self) -> None:
-        """Before a step."""
-        self.overflow.zero_()
-
     def update(self) -> None:
         """Behind a step."""
         self.value.addcmul_(self.value, self.overflow, value=-0.5)

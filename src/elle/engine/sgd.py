@@ -61,9 +61,10 @@ class SGD:
 
     @torch.no_grad()
     def step(self, scale: LossScale | None = None) -> None:
-        """Move the parameters that have a gradient, unless one of these overflows; behind the scale's `begin`."""
+        """Move the parameters that have a gradient, unless one of these overflows."""
         groups = [(self._moved(group["params"]), group["weight_decay"]) for group in self.param_groups]
         if scale is not None:
+            scale.overflow.zero_()
             for (by_torch, by_kernel), _ in groups:
                 _find_overflow([one.grad for one in by_torch if one.grad is not None], scale)
                 if by_kernel:

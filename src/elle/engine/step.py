@@ -84,8 +84,6 @@ class Step:
         self.records = torch.full((steps_per_epoch, len(RECORDED)), torch.nan, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.done = torch.zeros((), dtype=torch.int64, device=device)
-        self.share = torch.zeros((), device=device)
-        """Of the training that is done, for losses that change in time."""
         self.nothing = torch.full((), torch.nan, device=device)
         """Written down of a penalty that a step does not have."""
         self.kept: dict[str, Tensor] = {}
@@ -115,14 +113,11 @@ class Step:
     def __call__(self, index: Tensor, penalty: Penalty = "trained") -> None:
         """Train on the images at `index` [B], this rank's part of the batch."""
         draws = Draws(self.ranks.rank, self.ranks.count, self.accumulate)
-        with self.alongside.work(index), draws.whole(len(index)):
+        with draws.whole(len(index)):
             x, y = self.data.batch(index)
-            x = self._replayed(x)
-            if self.device.type == "cuda":
-                x = x.contiguous(memory_format=torch.channels_last)
-        torch.div(self.done, self.total_steps, out=self.share)
-        if self.scale is not None:
-            self.scale.begin()
+        x = self._replayed(x)
+        if self.device.type == "cuda":
+            x = x.contiguous(memory_format=torch.channels_last)
         self.optimizer.zero_grad()
         row = (self._gradient if self.accumulate == 1 else self._accumulated)(x, y, draws, penalty)
         # The one message of the step: gradients, BatchNorm's running statistics and what is written down.
@@ -141,7 +136,6 @@ class Step:
     def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
         with self._weights(chains=1 if self.apart is None else 2) as second:
-            self.alongside.join()  # no sooner: the copies of the weights are made beside the batch
             with draws.part(0, len(y)), self._passes():
                 if self.apart is not None:
                     self.apart.begin()
@@ -163,7 +157,6 @@ class Step:
 
     def _accumulated(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """The same, a micro-batch at a time; loss and penalty apart, as the weight is known when all have been seen."""
-        self.alongside.join()
         count = self.accumulate
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         # In half precision the penalty's gradient needs a scale: the largest weight it may get.
@@ -202,7 +195,7 @@ class Step:
             x_adv, objective = method.attack.points(x, delta), method.loss
         else:
             x_adv, objective = method.attacked(model, x, y, self.eps)
-        loss, logits = objective(model, x, y, x_adv, self.eps, (self.done, self.share))
+        loss, logits = objective(model, x, y, x_adv, self.eps, (self.done, self.done / self.total_steps))
         return loss, logits, x_adv
 
     def _error(self, x: Tensor, y: Tensor, x_adv: Tensor, logits: Tensor, penalty: Penalty) -> Tensor | None:
