@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elle.engine.weight_gradients import Beside
+from elle.engine.half_weights import half_weights
 from elle.models import first_convolution
 from elle.models.first_convolution import Tiles, convolved, input_gradient, takes, weight_gradient
 from tests.networks import relative_distance
@@ -138,13 +138,21 @@ def test_other_images_and_weights_are_left_to_torch():
 
 @pytest.mark.parametrize("asked", ["both", "weight"])
 def test_in_a_step_the_gradients_are_those_without(asked, monkeypatch):
-    conv, found = layer(outputs=32), []
+    conv, found, calls = nn.Conv2d(3, 32, 3, padding=1, bias=False).to(DEVICE), [], []
+    monkeypatch.setattr(
+        first_convolution, "weight_gradient", lambda *given: calls.append(None) or weight_gradient(*given)
+    )
+    # Of the parameter, not of the copy: what is found on a stream of its own does not pass through that.
+    weight = conv.weight
     for on in (True, False):
         monkeypatch.setattr(first_convolution, "suits", lambda layer, on=on: on)
         x = images((4, 3, 8, 8), layout="channels last").requires_grad_(asked == "both")
-        y = Beside(x.device).convolution(conv)(x, conv.weight, None)
-        wanted = [conv.weight, x] if asked == "both" else [conv.weight]
-        found.append([y.detach(), *torch.autograd.grad((y.float() ** 2).sum(), wanted)])
+        with half_weights(conv), torch.autocast(DEVICE, torch.float16):
+            y = conv(x)
+            loss = (y.float() ** 2).sum()
+            with torch.autocast(DEVICE, enabled=False):
+                found.append([y.detach(), *torch.autograd.grad(loss, [weight, x] if asked == "both" else [weight])])
+        assert len(calls) == 1
     for mine, theirs in zip(*found, strict=True):
         assert mine.dtype is theirs.dtype
         assert relative_distance(mine.double(), theirs.double()) < 2e-3
