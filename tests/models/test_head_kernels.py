@@ -63,6 +63,16 @@ def test_logits_and_gradients_are_torch_s(shape, outputs):
         assert relative_distance(here.double(), there.double()) < 2e-3
 
 
+def test_logits_are_not_rounded():
+    """A linearity error is a difference of nearly equal losses, in which rounding would be seen."""
+    model, x = drawn((16, 512, 4, 4), 10)
+    exact = F.linear(
+        x.double().mean((2, 3)), model.linear.weight.half().double(), model.linear.bias.half().double()
+    ).detach()
+    rounded, found = (relative_distance(answers(model, x, kernels)[0].double(), exact) for kernels in (False, True))
+    assert found < 1e-6 < 1e-4 < rounded
+
+
 @pytest.mark.parametrize(
     ("change", "bias", "outputs"),
     [

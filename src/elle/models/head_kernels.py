@@ -20,7 +20,7 @@ def write_logits(
     x, weight, bias, logits, mean, pixels, channels, outputs,
     rows: tl.constexpr, block: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """The means, as they are rounded, and the logits; `columns` are the outputs, padded."""
+    """The means, rounded as the weights' gradient reads them, and the logits; `columns` are the outputs, padded."""
     image = tl.program_id(0)
     output = tl.arange(0, columns)
     total = tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)
@@ -33,9 +33,9 @@ def write_logits(
             known = (row < pixels)[:, None] & (channel < channels)[None, :]
             place = (image * pixels + row)[:, None] * channels + channel[None, :]
             sums += tl.load(x + place, mask=known, other=0.0).to(tl.float32)
-        average = (tl.sum(sums, 0) / pixels).to(mean.dtype.element_ty)
-        tl.store(mean + image * channels + channel, average, mask=channel < channels)
-        total += tl.sum(taps * average.to(tl.float32)[None, :], 1)
+        average = tl.sum(sums, 0) / pixels
+        tl.store(mean + image * channels + channel, average.to(mean.dtype.element_ty), mask=channel < channels)
+        total += tl.sum(taps * average[None, :], 1)
     tl.store(logits + image * outputs + output, total, mask=output < outputs)
 
 
