@@ -96,13 +96,13 @@ def test_a_step_trains_as_without(method, captured, monkeypatch):
 
 
 def first_step(precision):
-    """What a first step of ELLE writes down, and how it moves the weights."""
+    """The loss and the error of a first step of ELLE, and how it moves the weights."""
     step = make_step("elle", precision)
     before = [one.detach().clone() for one in step.model.parameters()]
     step(torch.arange(64, device=DEVICE))
     moved = [(now.detach() - old).flatten() for now, old in zip(step.model.parameters(), before, strict=True)]
     assert step.scale is None or step.scale.overflow == 0
-    return step.records[0, :3], torch.cat(moved)
+    return step.records[0, [RECORDED.index(name) for name in ("loss", "error")]], torch.cat(moved)
 
 
 def test_a_penalised_step_is_as_near_to_the_exact_one_as_without(monkeypatch):
