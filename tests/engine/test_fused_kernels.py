@@ -101,7 +101,7 @@ def test_arrays_that_lie_otherwise_are_left_to_torch():
     assert not takes_step(x, x.contiguous(memory_format=torch.channels_last), x, eps)
     assert not takes_step(x[..., ::2], x[..., ::2], x[..., ::2], eps)
     assert not takes_step(x.double(), x.double(), x.double(), eps)
-    assert not takes_step(x, x, x, EPS)
+    assert not takes_step(x, x, x, eps.expand(2, 1, 1, 1))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)

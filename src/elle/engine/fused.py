@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from elle.core.attacks import SCALE, Model, SignStep
 from elle.core.losses import CrossEntropy, When
 from elle.methods import Method
+from elle.models.tiles import padded
 
 BLOCK = 1024
 """Pixels that one program of the attack's step writes."""
@@ -44,9 +45,9 @@ def by_kernels(method: Method) -> Method:
 class _SignStep(SignStep):
     def next_point(self, x_adv: Tensor, gradient: Tensor, x: Tensor, eps: float | Tensor, t: int = 0) -> Tensor:
         plain = self.norm == "linf" and not self.frank_wolfe and not self.zero
-        if not plain or not isinstance(eps, Tensor) or not takes_step(x_adv, gradient, x, eps):
-            return super().next_point(x_adv, gradient, x, eps, t)
-        return stepped(x_adv, gradient, x, eps, self.alpha, project=self.project, clip=self.clip)
+        if plain and isinstance(eps, Tensor) and takes_step(x_adv, gradient, x, eps):
+            return stepped(x_adv, gradient, x, eps, self.alpha, project=self.project, clip=self.clip)
+        return super().next_point(x_adv, gradient, x, eps, t)
 
     def _differentiated(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         if not takes_logits(logits, target):
@@ -77,7 +78,7 @@ def takes_logits(logits: Tensor, target: Tensor) -> bool:
         and logits.dim() == 2
         and logits.dtype in (torch.float16, torch.bfloat16, torch.float32)
         and logits.is_contiguous()
-        and 0 < len(logits) * _padded(logits.shape[1]) <= MOST
+        and 0 < len(logits) * padded(logits.shape[1]) <= MOST
         and target.shape == logits.shape[:1]
         and target.dtype is torch.int64
         and target.is_contiguous()
@@ -109,17 +110,17 @@ class _CrossEntropy(Function):
 
 def _launch_cross_entropy(logits: Tensor, y: Tensor, slopes: Tensor, loss: Tensor | None, factor: float) -> None:
     rows, classes = logits.shape
-    columns = _padded(classes)
+    columns = padded(classes)
     kernels: Any = _kernels()
     # Triton launches where the host is, not where its arguments are.
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         kernels.write_cross_entropy[(1,)](
             logits, y, slopes, loss, rows, classes, factor,
-            block=min(_padded(rows), max(1, AT_ONCE // columns)), columns=columns, num_warps=4,
+            block=min(padded(rows), max(1, AT_ONCE // columns)), columns=columns, num_warps=4,
         )  # fmt: skip
 
 
-def takes_step(x_adv: Tensor, gradient: Tensor, x: Tensor, eps: float | Tensor) -> bool:
+def takes_step(x_adv: Tensor, gradient: Tensor, x: Tensor, eps: Tensor) -> bool:
     """Whether the kernel is for these: three arrays that lie alike, without holes, and a radius on the device."""
     arrays = (x_adv, gradient, x)
     return (
@@ -127,7 +128,6 @@ def takes_step(x_adv: Tensor, gradient: Tensor, x: Tensor, eps: float | Tensor) 
         and all(one.shape == x.shape and one.stride() == x.stride() for one in arrays)
         and torch.ops.aten.is_non_overlapping_and_dense(x)
         and 0 < x.numel() < 2**31
-        and isinstance(eps, Tensor)
         and eps.dim() == 0
         and eps.device == x.device
     )
@@ -159,11 +159,6 @@ def _usable(x: Tensor) -> bool:
 
 def _on_gpu(x: Tensor) -> bool:
     return x.is_cuda
-
-
-def _padded(count: int) -> int:
-    """The next power of 2."""
-    return 1 << (count - 1).bit_length()
 
 
 @functools.cache

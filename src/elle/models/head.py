@@ -7,10 +7,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elle.models.batch_norm import launchable, watched
+from elle.models.tiles import padded
 
 MOST_OUTPUTS = 128
 """Of more, torch's product of matrices takes less time."""
@@ -18,12 +18,15 @@ TILE = 8192
 """Values that a program has at once, of the images and of the weights."""
 
 
-def of_mean(layer: nn.Linear, x: Tensor) -> Tensor:
-    """The layer's answer to the mean of x over its pixels."""
-    # A step puts there what computes both at once, or answers None.
-    at_once: Any = getattr(layer, "of_mean", None)
+def of_mean(layer: nn.Module, x: Tensor) -> Tensor | None:
+    """The layer's answer to the mean of x over its pixels, where a step has put there what computes both at once.
+
+    Whoever asks calls the layer itself where this is None, and not another function for it: a compiler would compile
+    that one anew in every step, as every step has another `forward` for the layer.
+    """
+    at_once: Any = None if torch.compiler.is_compiling() else getattr(layer, "of_mean", None)
     answer: Tensor | None = None if at_once is None else at_once(x)
-    return layer(F.adaptive_avg_pool2d(x, 1).flatten(1)) if answer is None else answer
+    return answer
 
 
 def takes(layer: nn.Linear, x: Tensor) -> bool:
@@ -39,7 +42,6 @@ def takes(layer: nn.Linear, x: Tensor) -> bool:
         and all(one is not None and one.dtype is torch.float16 for one in (layer.weight, layer.bias))
         and layer.weight.is_contiguous()
         and not watched(layer)
-        and not torch.compiler.is_compiling()
         and torch._C._functorch.maybe_current_level() is None
         and launchable(x.device)
     )
@@ -50,14 +52,14 @@ def logits_and_mean(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Te
     (images, channels, height, width), outputs = x.shape, len(weight)
     logits = torch.empty(images, outputs, dtype=torch.float32, device=x.device)
     mean = torch.empty(images, channels, dtype=x.dtype, device=x.device)
-    columns = _padded(outputs)
-    block = min(_padded(channels), TILE // columns)
+    columns = padded(outputs)
+    block = min(padded(channels), TILE // columns)
     kernels: Any = _kernels()
     # Triton launches where the host is, not where its arguments are.
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         kernels.write_logits[(images,)](
             x, weight, bias, logits, mean, height * width, channels, outputs,
-            rows=min(_padded(height * width), TILE // block), block=block, columns=columns, num_warps=8,
+            rows=min(padded(height * width), TILE // block), block=block, columns=columns, num_warps=8,
         )  # fmt: skip
     return logits, mean
 
@@ -67,20 +69,15 @@ def input_gradient(g: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
     (images, channels, height, width), outputs = shape, len(weight)
     g = g.contiguous()
     for_x = torch.empty(shape, dtype=weight.dtype, device=g.device, memory_format=torch.channels_last)
-    columns = _padded(outputs)
-    block = min(_padded(channels), 128)
+    columns = padded(outputs)
+    block = min(padded(channels), 128)
     kernels: Any = _kernels()
     with torch.cuda.device_of(g):  # type: ignore[no-untyped-call]
         kernels.write_input_gradient[(images * -(-channels // block),)](
             g, weight, for_x, height * width, channels, outputs,
-            rows=min(_padded(height * width), 16), block=block, columns=columns, num_warps=4,
+            rows=min(padded(height * width), 16), block=block, columns=columns, num_warps=4,
         )  # fmt: skip
     return for_x
-
-
-def _padded(count: int) -> int:
-    """The next power of 2."""
-    return 1 << (count - 1).bit_length()
 
 
 def _on_gpu(x: Tensor) -> bool:
