@@ -100,6 +100,14 @@ def test_a_layer_that_someone_watches_is_called():
     assert seen == [(2, 8)]
 
 
+def test_a_compiler_is_shown_torch_s_operations(monkeypatch):
+    model, x = drawn((2, 8, 3, 3), 4)
+    monkeypatch.setattr(head, "logits_and_mean", None)
+    torch._dynamo.reset()
+    with half_weights(model):
+        assert torch.compile(model, backend="eager")(x).shape == (2, 4)
+
+
 def test_parameters_that_a_call_brings_along_are_used():
     model, x = drawn((2, 8, 3, 3), 4)
     zeros = {name: torch.zeros_like(one) for name, one in model.named_parameters()}
