@@ -1,4 +1,4 @@
-"""Time a network's first convolution by GPU kernels of our own, and by torch's: the convolution and its input gradient.
+"""Time a network's first convolution by GPU kernels of our own, and by torch's: the convolution and its gradients.
 
     python benchmarks/first_convolution.py [--batch 128] [--outputs 64] [--size 32] [--device cuda]
 
@@ -18,7 +18,15 @@ from timing import timed
 from torch import Tensor
 
 from elle.engine.runtime import pick_device, prepare_device
-from elle.models.first_convolution import BACKWARD, FORWARD, Tiles, convolved, input_gradient
+from elle.models.first_convolution import (
+    BACKWARD,
+    FORWARD,
+    WEIGHTS,
+    Tiles,
+    convolved,
+    input_gradient,
+    weight_gradient,
+)
 
 TILES = (Tiles(64, 4), Tiles(128, 4), Tiles(128, 8), Tiles(256, 4), Tiles(256, 8), Tiles(512, 8))
 
@@ -27,10 +35,10 @@ def torch_convolved(x: Tensor, weight: Tensor) -> Tensor:
     return torch.conv2d(x.half(), weight, padding=1)
 
 
-def torch_input_gradient(g: Tensor, x_half: Tensor, weight: Tensor) -> Tensor:
-    settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, False, False])
-    for_x: Tensor = torch.ops.aten.convolution_backward(g, x_half, weight, None, *settings)[0]
-    return for_x.float()
+def torch_gradients(g: Tensor, x_half: Tensor, weight: Tensor, of: int) -> Tensor:
+    settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [of == 0, of == 1, False])
+    found: Tensor = torch.ops.aten.convolution_backward(g, x_half, weight, None, *settings)[of]
+    return found.float() if of == 0 else found
 
 
 @torch.no_grad()
@@ -48,13 +56,18 @@ def main(words: Sequence[str] | None = None) -> None:
     weight = torch.randn(args.outputs, 3, 3, 3, device=device) / 5
     x, g, weight = (one.contiguous(memory_format=torch.channels_last) for one in (x, g.half(), weight.half()))
     x_half = x.half()
-    print(f"{'pixels':>8} {'warps':>6} {'forward':>10}  {'gradient':>10}   microseconds")
-    theirs = (lambda: torch_convolved(x, weight), lambda: torch_input_gradient(g, x_half, weight))
-    print(f"{'torch':>15} {timed(theirs[0], device):10.1f}  {timed(theirs[1], device):10.1f}", flush=True)
+    print(f"{'pixels':>8} {'warps':>6} {'forward':>10}  {'of images':>10}  {'of weights':>10}   microseconds")
+    theirs = (
+        lambda: torch_convolved(x, weight),
+        lambda: torch_gradients(g, x_half, weight, 0),
+        lambda: torch_gradients(g, x.half(), weight, 1),
+    )
+    print(f"{'torch':>15} " + "  ".join(f"{timed(work, device):10.1f}" for work in theirs), flush=True)
     for tiles in TILES:
         ours = (
             (FORWARD, lambda tiles=tiles: convolved(x, weight, tiles)),
             (BACKWARD, lambda tiles=tiles: input_gradient(g, x, weight, tiles)),
+            (WEIGHTS, lambda tiles=tiles: weight_gradient(g, x, weight, tiles)),
         )
         columns = [f"{timed(work, device):10.1f}{'*' if tiles == used else ' '}" for used, work in ours]
         print(f"{tiles.pixels:8} {tiles.warps:6} {' '.join(columns)}", flush=True)

@@ -116,7 +116,7 @@ class Method:
         if self.shares_gradient and self.attack.at_image:
             assert isinstance(self.loss, Penalised)
             gradient = input_gradient(model, x, y)
-            x_adv = self.attack.next_point(x, gradient.nan_to_num(), x, eps)
+            x_adv = self.attack.next_point(x, gradient, x, eps)
             return x_adv, dataclasses.replace(self.loss, penalty=partial(self.loss.penalty, gradient=gradient))
         return self.attack(model, x, y, eps), self.loss
 

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from elle.engine import step as step_module
 from elle.engine.half_weights import half_weights
 from elle.engine.weight_gradients import Beside
+from elle.models.residual import PreActResNet
 from tests.engine.steps import make_step, parameters, small_cnn, take
 
 
@@ -249,3 +250,13 @@ def test_the_copies_stay_until_the_backward_has_ended(monkeypatch):
     take(step, 0)
     assert seen
     assert all(dtype is torch.float16 for layers in seen for dtype in layers)
+
+
+def test_a_compiled_network_is_not_compiled_anew_in_every_step():
+    network = PreActResNet((1, 8, 8), 10, nn.ReLU, blocks=[1], widths=(8,), stem_width=8)
+    torch._dynamo.reset()  # of what has been compiled before there might be too much for more
+    compiled = torch.compile(network, backend="eager")
+    for step in range(3):
+        refused = torch._dynamo.config.patch(error_on_recompile=step > 0)
+        with refused, half_weights(network), torch.autocast("cpu", torch.float16):
+            compiled(torch.rand(4, 1, 8, 8)).float().sum().backward()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from elle.engine.runtime import GraphedStep
 from elle.engine.step import RECORDED
 from elle.models import first_convolution
-from elle.models.first_convolution import convolved, input_gradient
+from elle.models.first_convolution import convolved, input_gradient, weight_gradient
 from tests.gpu.test_cuda import DEVICE, losses, make_step
 from tests.gpu.waiting import without_waiting
 from tests.networks import relative_distance
@@ -30,20 +30,24 @@ def drawn():
 
 
 def exact(x, weight, g):
-    x = x.half().double().requires_grad_()
-    y = F.conv2d(x, weight.double(), padding=1)
-    return y.detach(), torch.autograd.grad(y, x, g.double())[0]
+    x, weight = x.half().double().requires_grad_(), weight.double().requires_grad_()
+    y = F.conv2d(x, weight, padding=1)
+    return y.detach(), *torch.autograd.grad(y, [x, weight], g.double())
+
+
+def found_by_kernels(x, weight, g):
+    return convolved(x, weight), input_gradient(g, x, weight), weight_gradient(g, x, weight)
 
 
 def compare(found, expected):
-    for mine, theirs, rounding in zip(found, expected, (5e-4, 1e-5), strict=True):
+    for mine, theirs, rounding in zip(found, expected, (5e-4, 1e-5, 5e-4), strict=True):
         assert relative_distance(mine.double(), theirs) < rounding
 
 
 @pytest.fixture
 def calls(monkeypatch):
     """How often either kernel was asked for."""
-    found = {"convolved": 0, "input_gradient": 0}
+    found = {"convolved": 0, "input_gradient": 0, "weight_gradient": 0}
 
     def count(name, work):
         def counted(*given):
@@ -59,7 +63,7 @@ def calls(monkeypatch):
 
 def test_of_a_whole_batch_values_and_gradients_are_torch_s():
     x, weight, g = drawn()
-    compare((convolved(x, weight), input_gradient(g, x, weight)), exact(x, weight, g))
+    compare(found_by_kernels(x, weight, g), exact(x, weight, g))
 
 
 def test_a_graph_on_another_stream_holds_them():
@@ -67,22 +71,22 @@ def test_a_graph_on_another_stream_holds_them():
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        convolved(x, weight), input_gradient(g, x, weight)
+        found_by_kernels(x, weight, g)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
-        found = convolved(x, weight), input_gradient(g, x, weight)
+        found = found_by_kernels(x, weight, g)
     for one in (x, weight, g):
         one.mul_(0.5).add_(0.1)
     graph.replay()
     compare(found, exact(x, weight, g))
 
 
-@pytest.mark.parametrize(("method", "forwards", "gradients"), [("fgsm", 2, 1), ("elle", 3, 1)])
-def test_every_pass_of_a_step_has_them(method, forwards, gradients, calls):
+@pytest.mark.parametrize(("method", "times"), [("fgsm", (2, 1, 1)), ("elle", (3, 1, 2))])
+def test_every_pass_of_a_step_has_them(method, times, calls):
     step, index = make_step(method, "fp16"), torch.arange(64, device=DEVICE)
     step(index)
-    assert calls == {"convolved": forwards, "input_gradient": gradients}
+    assert tuple(calls.values()) == times
 
 
 def test_a_step_never_waits_for_the_device(calls):

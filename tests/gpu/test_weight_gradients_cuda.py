@@ -42,7 +42,7 @@ def test_they_are_those_of_one_stream_however_late_they_come(monkeypatch, method
         monkeypatch.setattr(weight_gradients, "_gradient", late)
         later, later_losses = trained(method)
         monkeypatch.setattr(weight_gradients, "_gradient", gradient)
-        monkeypatch.setattr(weight_gradients, "_side", lambda device: None)
+        monkeypatch.setattr(weight_gradients, "side_stream", lambda device: None)
         alone, alone_losses = trained(method)
     finally:
         torch.use_deterministic_algorithms(False)
@@ -68,5 +68,5 @@ def test_a_weight_used_elsewhere_as_well_has_both_gradients(monkeypatch):
 
     monkeypatch.setattr(weight_gradients, "_gradient", late)
     beside = found()
-    monkeypatch.setattr(weight_gradients, "_side", lambda device: None)
+    monkeypatch.setattr(weight_gradients, "side_stream", lambda device: None)
     torch.testing.assert_close(beside, found(), rtol=1e-2, atol=1e-2)

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elle.engine.weight_gradients import Beside
+from elle.engine.half_weights import half_weights
 from elle.models import first_convolution
-from elle.models.first_convolution import Tiles, convolved, input_gradient, takes
+from elle.models.first_convolution import Tiles, convolved, input_gradient, takes, weight_gradient
 from tests.networks import relative_distance
 from tests.triton_kernels import DEVICE, INTERPRETED, MARKS
 
@@ -54,18 +54,21 @@ def gradients(shape, outputs):
 
 def exact(x, weight, g):
     """torch's in double precision, of the images as they are rounded."""
-    x = x.half().double().requires_grad_()
-    y = F.conv2d(x, weight.double(), padding=1)
-    return y.detach(), torch.autograd.grad(y, x, g.double())[0]
+    x, weight = x.half().double().requires_grad_(), weight.double().requires_grad_()
+    y = F.conv2d(x, weight, padding=1)
+    return y.detach(), *torch.autograd.grad(y, [x, weight], g.double())
 
 
 def compare(x, weight, tiles=None):
     g = gradients(x.shape, len(weight))
     y, for_x = convolved(x, weight, tiles), input_gradient(g, x, weight, tiles)
+    for_weight = weight_gradient(g, x, weight, tiles)
+    assert for_weight.dtype is weight.dtype
+    assert for_weight.stride() == weight.stride()
     assert y.dtype is torch.float16
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert for_x.dtype is x.dtype
-    for mine, theirs in zip((y, for_x), exact(x, weight, g), strict=True):
+    for mine, theirs in zip((y, for_x, for_weight), exact(x, weight, g), strict=True):
         assert mine.shape == theirs.shape
         assert relative_distance(mine.double(), theirs) < ROUNDING[mine.dtype]
 
@@ -90,6 +93,19 @@ def test_gradients_of_x_are_laid_out_as_x():
 def test_a_gradient_of_another_layout_is_taken():
     x, weight, g = images((2, 3, 8, 8)), weights(3, 16), gradients((2, 3, 8, 8), 16)
     assert torch.equal(input_gradient(g.contiguous(), x, weight), input_gradient(g, x, weight))
+    assert torch.equal(weight_gradient(g.contiguous(), x, weight), weight_gradient(g, x, weight))
+
+
+@pytest.mark.parametrize("parts", [1, 4, 16])
+def test_gradients_of_weights_are_added_up_over_all_parts(parts, monkeypatch):
+    monkeypatch.setattr(first_convolution, "PARTS", parts)
+    compare(images((3, 3, 7, 9)), weights(3, 32), Tiles(16, 1))
+
+
+def test_a_gradient_that_overflows_is_seen():
+    x, weight, g = images((2, 3, 8, 8)), weights(3, 16), gradients((2, 3, 8, 8), 16)
+    g[1, 5, 3, 3] = torch.inf
+    assert (~weight_gradient(g, x, weight).isfinite()).flatten(1).all(1).tolist() == [k == 5 for k in range(16)]
 
 
 def test_values_that_are_not_finite_stay_where_they_are():
@@ -104,6 +120,7 @@ def test_two_runs_are_bitwise_the_same():
     x, weight, g = images((3, 3, 9, 8)), weights(3, 64), gradients((3, 3, 9, 8), 64)
     assert torch.equal(convolved(x, weight), convolved(x, weight))
     assert torch.equal(input_gradient(g, x, weight), input_gradient(g, x, weight))
+    assert torch.equal(weight_gradient(g, x, weight), weight_gradient(g, x, weight))
 
 
 def layer(outputs=16):
@@ -121,13 +138,21 @@ def test_other_images_and_weights_are_left_to_torch():
 
 @pytest.mark.parametrize("asked", ["both", "weight"])
 def test_in_a_step_the_gradients_are_those_without(asked, monkeypatch):
-    conv, found = layer(outputs=32), []
+    conv, found, calls = nn.Conv2d(3, 32, 3, padding=1, bias=False).to(DEVICE), [], []
+    monkeypatch.setattr(
+        first_convolution, "weight_gradient", lambda *given: calls.append(None) or weight_gradient(*given)
+    )
+    # Of the parameter, not of the copy: what is found on a stream of its own does not pass through that.
+    weight = conv.weight
     for on in (True, False):
         monkeypatch.setattr(first_convolution, "suits", lambda layer, on=on: on)
         x = images((4, 3, 8, 8), layout="channels last").requires_grad_(asked == "both")
-        y = Beside(x.device).convolution(conv)(x, conv.weight, None)
-        wanted = [conv.weight, x] if asked == "both" else [conv.weight]
-        found.append([y.detach(), *torch.autograd.grad((y.float() ** 2).sum(), wanted)])
+        with half_weights(conv), torch.autocast(DEVICE, torch.float16):
+            y = conv(x)
+            loss = (y.float() ** 2).sum()
+            with torch.autocast(DEVICE, enabled=False):
+                found.append([y.detach(), *torch.autograd.grad(loss, [weight, x] if asked == "both" else [weight])])
+        assert len(calls) == 1
     for mine, theirs in zip(*found, strict=True):
         assert mine.dtype is theirs.dtype
         assert relative_distance(mine.double(), theirs.double()) < 2e-3

@@ -24,7 +24,7 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 Norm = Literal["linf", "l2"]
 
 # Only the gradient's direction is used, so its scale is free: this one keeps half-precision gradients off zero.
-_SCALE = 512.0
+SCALE = 512.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class SignStep:
                 return self._inside(x + self.alpha * eps * self._agreement(model, x, target, eps), x, eps)
             x_adv = self.first_point(x, eps) if begin is None else begin
             for t in range(self.steps):
-                x_adv = self.next_point(x_adv, _gradient(model, x_adv, target), x, eps, t)
+                x_adv = self.next_point(x_adv, self._gradient(model, x_adv, target), x, eps, t)
         return x_adv
 
     @property
@@ -91,7 +91,7 @@ class SignStep:
 
     def next_point(self, x_adv: Tensor, gradient: Tensor, x: Tensor, eps: float | Tensor, t: int = 0) -> Tensor:
         """Step t, from x_adv up the gradient there."""
-        direction = self._direction(gradient)
+        direction = self._direction(gradient.nan_to_num())
         if self.frank_wolfe:
             return self._inside(x_adv + 2 / (t + 2) * (x + eps * direction - x_adv), x, eps)
         return self._inside(x_adv + self.alpha * eps * direction, x, eps)
@@ -112,8 +112,29 @@ class SignStep:
     def _agreement(self, model: Model, x: Tensor, target: Tensor, eps: float | Tensor) -> Tensor:
         votes = torch.zeros_like(x)
         for _ in range(self.agree):
-            votes += _gradient(model, self._started(x, eps), target).sign()
+            votes += self._gradient(model, self._started(x, eps), target).nan_to_num().sign()
         return votes.sign() * (votes.abs() == self.agree)
+
+    def _gradient(self, model: Model, x: Tensor, target: Tensor) -> Tensor:
+        """Of the objective; where a network overflows it is no number."""
+        with differentiable(), torch.enable_grad():
+            x, target = (value.clone() if value.is_inference() else value for value in (x, target))
+            x = x.detach().requires_grad_()
+            start, slope = self._differentiated(check_logits(model(x)), target)
+            (gradient,) = torch.autograd.grad(start, x, slope)
+        return gradient
+
+    def _differentiated(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """What a backward begins at, and the objective's gradient there.
+
+        That is the cross-entropy to labels [B], or KL(target || prediction) for probabilities [B, K]: the same there.
+        """
+        if target.dim() == 1:
+            loss = F.cross_entropy(logits.float(), target, reduction="sum")
+        else:
+            _check_probabilities(target, logits)
+            loss = F.kl_div(F.log_softmax(logits.float(), 1), target, reduction="sum")
+        return loss, torch.full_like(loss, SCALE)
 
     def _inside(self, x_adv: Tensor, x: Tensor, eps: float | Tensor) -> Tensor:
         if self.project:
@@ -222,21 +243,6 @@ def pgd(
     check_floats(x)
     alpha = 2.5 / max(steps, 1) if alpha is None else alpha
     return SignStep(alpha=alpha, steps=steps, noise=1, clip=True, norm=norm)(model, x, y, eps)
-
-
-def _gradient(model: Model, x: Tensor, target: Tensor) -> Tensor:
-    """Of the cross-entropy to labels [B], or of KL(target || prediction) for probabilities [B, K]: the same there."""
-    with differentiable(), torch.enable_grad():
-        x, target = (value.clone() if value.is_inference() else value for value in (x, target))
-        x = x.detach().requires_grad_()
-        logits = check_logits(model(x)).float()
-        if target.dim() == 1:
-            loss = F.cross_entropy(logits, target, reduction="sum")
-        else:
-            _check_probabilities(target, logits)
-            loss = F.kl_div(F.log_softmax(logits, 1), target, reduction="sum")
-        (gradient,) = torch.autograd.grad(loss * _SCALE, x)
-    return gradient.nan_to_num()
 
 
 def _check_probabilities(target: Tensor, logits: Tensor) -> None:

@@ -109,7 +109,7 @@ def half_weights(
     Of two chains of passes whose backwards run beside each other, the second is to run within what this yields, and has
     copies of its own of all parameters: adding up one gradient after the other would have the chains wait for each
     other. Weight gradients on a stream of their own are for one chain alone; a third beside two keeps both waiting.
-    `kernels`: whether kernels of our own may compute the first convolution.
+    `kernels`: whether kernels of our own may compute the first convolution and the head.
     """
     hidden = _lowered(model)
     lowered = len(hidden)
@@ -141,11 +141,13 @@ def half_weights(
         layer.__dict__["forward"] = functools.partial(_forward, layer, dict(layer._parameters))
         if suits(layer):
             layer.__dict__["_conv_forward"] = beside.convolution(layer)
+        if kernels and type(layer) is nn.Linear:
+            layer.__dict__["of_mean"] = beside.of_mean(layer)
     try:
         yield second if chains > 1 else contextlib.nullcontext
     finally:
         for layer in layers:
-            for name in ("forward", "_conv_forward"):
+            for name in ("forward", "_conv_forward", "of_mean"):
                 layer.__dict__.pop(name, None)
         for layer, name, _ in hidden:
             del layer.__dict__[name]

@@ -120,7 +120,7 @@ class SGD:
 
 def _find_overflow(gradients: list[Tensor], scale: LossScale) -> None:
     if gradients:  # this would also unscale them, which the update does
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, scale.overflow, torch.ones_like(scale.value))
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, scale.overflow, scale.one)
 
 
 def _suits(weight: Tensor) -> bool:

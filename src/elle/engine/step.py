@@ -18,9 +18,11 @@ from elle.core.subspace import flattened
 from elle.data.resident import Resident
 from elle.data.streaming import Streaming
 from elle.engine import apart
+from elle.engine.alongside import Alongside
 from elle.engine.averaging import Average
 from elle.engine.batchnorm import running_statistics
 from elle.engine.draws import Draws
+from elle.engine.fused import by_kernels
 from elle.engine.half_weights import half_weights, lowered_weights
 from elle.engine.loss_scale import LossScale
 from elle.engine.ranks import ALONE, Ranks
@@ -69,6 +71,7 @@ class Step:
         self.average = Average(model, average) if average else None
         self.total_steps = total_steps
         device = self.device = next(model.parameters()).device
+        self.alongside = Alongside(device)
         self.lr = torch.zeros((), device=device)
         # In double, as a number of Python's is: a float32 one would round twice, and other points would be attacked.
         self.eps = torch.tensor(eps, dtype=torch.float64, device=device)
@@ -119,13 +122,16 @@ class Step:
         row = (self._gradient if self.accumulate == 1 else self._accumulated)(x, y, draws, penalty)
         # The one message of the step: gradients, BatchNorm's running statistics and what is written down.
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        if self.ranks.count > 1:
+            self.alongside.join()
         self.ranks.average([*gradients, *running_statistics(self.model), row])
+        with self.alongside.work(row):
+            self.records.index_copy_(0, self.position, row.unsqueeze(0))
+            torch._foreach_add_([self.position, self.done], 1)
         self._update()
+        self.alongside.join()
         if self.average is not None:
-            self.average.update(self.done)
-        self.records.index_copy_(0, self.position, row.unsqueeze(0))
-        self.position.add_(1)
-        self.done.add_(1)
+            self.average.update(self.done - 1)
 
     def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
@@ -146,7 +152,8 @@ class Step:
             if terms:
                 self._backward(functools.reduce(operator.add, terms))
         self._move(self.kept.get("delta"), x_adv.grad)
-        return _row(loss, _accuracy(logits, y), seen, weight, threshold)
+        with self.alongside.work(loss, logits, y, seen, weight, threshold):
+            return _row(loss, _accuracy(logits, y), seen, weight, threshold)
 
     def _accumulated(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """The same, a micro-batch at a time; loss and penalty apart, as the weight is known when all have been seen."""
@@ -168,7 +175,7 @@ class Step:
                 errors.append(error.detach())
             if error is not None and penalty == "trained":
                 found = torch.autograd.grad(
-                    self._scaled(scale * error / count), parameters, allow_unused=True, materialize_grads=True
+                    scale * error / count, parameters, self._loss_scale(), allow_unused=True, materialize_grads=True
                 )
                 torch._foreach_add_(slope, found)
             self._move(delta, x_adv.grad)
@@ -182,7 +189,7 @@ class Step:
 
     def _loss(self, x: Tensor, y: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Attack, then the forwards of the loss: the loss, the logits, and the points trained on."""
-        method, model = self.method, self.model
+        method, model = by_kernels(self.method) if self._may_fuse() else self.method, self.model
         if isinstance(method.attack, Replay):
             assert delta is not None
             x_adv, objective = method.attack.points(x, delta), method.loss
@@ -212,6 +219,11 @@ class Step:
             and apart.suits(self.model)
         )
 
+    def _may_fuse(self) -> bool:
+        """Whether kernels of our own may be launched, of which there are first derivatives alone."""
+        once = self.fused and not self.method.double_backpropagation
+        return once and self.device.type == "cuda" and launchable(self.device)
+
     def _lowers(self) -> bool:
         """Whether a step makes half-precision copies of all weights at once.
 
@@ -223,7 +235,7 @@ class Step:
     def _may_update_by_half(self) -> bool:
         """Whether the gradients may stay in float16 until the update: nothing is to be added to them before."""
         alone = self.ranks.count == 1 and self.accumulate == 1
-        return self._lowers() and alone and self.fused and self.device.type == "cuda" and launchable(self.device)
+        return self._lowers() and alone and self._may_fuse()
 
     def _weights(
         self, chains: int = 1
@@ -245,10 +257,11 @@ class Step:
 
     def _backward(self, total: Tensor, keep: bool = False) -> None:
         with torch.autocast(self.device.type, enabled=False):
-            self._scaled(total).backward(retain_graph=keep)  # type: ignore[no-untyped-call]
+            total.backward(self._loss_scale(), retain_graph=keep)  # type: ignore[no-untyped-call]
 
-    def _scaled(self, loss: Tensor) -> Tensor:
-        return loss if self.scale is None else self.scale.scaled(loss)
+    def _loss_scale(self) -> Tensor | None:
+        """Where a backward begins, instead of 1: the gradients of the loss times this, without that product."""
+        return None if self.scale is None else self.scale.value
 
     def _weigh(self, error: Tensor | None, penalty: Penalty) -> tuple[Tensor, Tensor, Tensor]:
         """Have the rule see this step's error; what it saw, the weight that acts on the step, and the threshold.

@@ -17,7 +17,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from elle.core.second_order.convolution import asked_for
-from elle.models import first_convolution
+from elle.engine.alongside import side_stream
+from elle.models import first_convolution, head
 
 BEHIND = 3
 """So many weight gradients may be under way; the images and gradients that they read are kept as long."""
@@ -30,7 +31,7 @@ class Beside:
     """Work beside a device's current stream, within one step; on a CPU, or unless wanted, it is simply done."""
 
     def __init__(self, device: torch.device, wanted: bool = True, kernels: bool = True) -> None:
-        self.side = _side(device) if wanted and device.type == "cuda" else None
+        self.side = side_stream(device) if wanted and device.type == "cuda" else None
         self.kernels = kernels
         """Whether kernels of our own may compute a network's first convolution."""
         self.under_way: deque[tuple[Any, tuple[Tensor, ...]]] = deque()
@@ -82,6 +83,20 @@ class Beside:
 
         return forward
 
+    def of_mean(self, layer: nn.Linear) -> Callable[[Tensor], Tensor | None]:
+        """What computes the mean over pixels and the layer behind it at once, or is None where the kernels do not."""
+        own = dict(layer._parameters)
+
+        def forward(x: Tensor) -> Tensor | None:
+            # Others are its parameters within `functional_call`.
+            same = all(layer._parameters[name] is one for name, one in own.items())
+            if not same or not head.takes(layer, x):
+                return None
+            logits: Tensor = _OfMean.apply(x, layer.weight, layer.bias, self)  # type: ignore[no-untyped-call]
+            return logits
+
+        return forward
+
 
 def suits(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Whether a layer's weight gradients may be computed beside: a plain convolution without a bias."""
@@ -91,11 +106,6 @@ def suits(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
         and layer.padding_mode == "zeros"
         and all(isinstance(setting, tuple) for setting in (layer.stride, layer.padding, layer.dilation))
     )
-
-
-@functools.cache
-def _side(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class _Convolution(Function):
@@ -113,13 +123,35 @@ class _Convolution(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         gradient = functools.partial(_gradient, g, x, weight, ctx.settings)
+        by_kernel = functools.partial(first_convolution.weight_gradient, g, x, weight)
         for_weight = None
         if asked_for(ctx, 1):
-            for_weight = ctx.beside.start(weight, functools.partial(gradient, 1), g, x)
+            for_weight = ctx.beside.start(weight, by_kernel if ctx.first else functools.partial(gradient, 1), g, x)
         for_x = None
         if asked_for(ctx, 0):
             for_x = first_convolution.input_gradient(g, x, weight) if ctx.first else gradient(0)
         return for_x, for_weight, None, None, None
+
+
+class _OfMean(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, beside: Beside) -> Tensor:
+        logits, mean = head.logits_and_mean(x, weight, bias)
+        ctx.save_for_backward(mean, weight, bias)
+        ctx.shape, ctx.beside = x.shape, beside
+        return logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        mean, weight, bias = ctx.saved_tensors
+        for_weight = for_bias = None
+        if asked_for(ctx, 1):
+            for_weight = ctx.beside.start(weight, lambda: g.to(mean.dtype).mT @ mean, g, mean)
+        if asked_for(ctx, 2):
+            for_bias = ctx.beside.start(bias, lambda: g.sum(0, dtype=torch.float32).to(bias.dtype), g)
+        for_x = head.input_gradient(g, weight, ctx.shape) if asked_for(ctx, 0) else None
+        return for_x, for_weight, for_bias, None
 
 
 def _gradient(g: Tensor, x: Tensor, weight: Tensor, settings: Settings, of: int) -> Tensor:

@@ -97,8 +97,13 @@ def sum_norm_act(
 
 def called_plainly(module: nn.Module) -> bool:
     """Whether calling it is running the forward of its class: no hook looks on, and nobody has put another in place."""
-    watched = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return not watched and "forward" not in vars(module) and not _has_any_global_hook()  # type: ignore[no-untyped-call]
+    return not watched(module) and "forward" not in vars(module)
+
+
+def watched(module: nn.Module) -> bool:
+    """Whether a hook looks on."""
+    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(own) or _has_any_global_hook()  # type: ignore[no-untyped-call]
 
 
 def _activates(norm: nn.Module, activation: nn.Module, x: Tensor, *addends: Tensor | None) -> bool:

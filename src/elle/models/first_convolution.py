@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from elle.models.batch_norm import launchable
+from elle.models.tiles import padded
 
 AT_MOST = 4
 """Channels of an image."""
@@ -26,7 +27,12 @@ class Tiles:
 
 FORWARD = Tiles(128, 4)
 BACKWARD = Tiles(128, 4)
+WEIGHTS = Tiles(128, 4)
 """benchmarks/first_convolution.py compares them with others."""
+PARTS = 256
+"""Programs of the weights' gradient, a power of 2: twice as many as a large GPU runs, so that loads wait for no one."""
+PRODUCT = 16
+"""Rows and columns that a product of matrices has at least."""
 WIDEST = 128
 """Images: a program of the input gradient has whole rows."""
 
@@ -70,8 +76,8 @@ def convolved(x: Tensor, weight: Tensor, tiles: Tiles | None = None) -> Tensor:
     # Triton launches where the host is, not where its arguments are.
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         kernels.write_convolved[(-(-pixels // tiles.pixels),)](
-            x, weight, y, pixels, x.stride(), weight.stride(), channels, outputs, height, width,
-            block=tiles.pixels, columns=_padded(outputs), depth=_padded(9 * channels), num_warps=tiles.warps,
+            x, weight, y, pixels, x.stride(), weight.stride(), channels, outputs, height, width, block=tiles.pixels,
+            columns=padded(outputs, PRODUCT), depth=padded(9 * channels, PRODUCT), num_warps=tiles.warps,
         )  # fmt: skip
     return y
 
@@ -81,19 +87,35 @@ def input_gradient(g: Tensor, x: Tensor, weight: Tensor, tiles: Tiles | None = N
     tiles = tiles or BACKWARD
     (n, channels, height, width), outputs = x.shape, weight.shape[0]
     g, for_x = g.contiguous(memory_format=torch.channels_last), torch.empty_like(x)
-    block = max(tiles.pixels, _padded(width))
+    block = max(tiles.pixels, padded(width, PRODUCT))
     kernels: Any = _kernels()
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         kernels.write_input_gradient[(-(-n * height // (block // width)),)](
             g, weight, for_x, n * height * width, for_x.stride(), weight.stride(), channels, outputs, height, width,
-            block=block, columns=_padded(outputs), at_most=AT_MOST, num_warps=tiles.warps,
+            block=block, columns=padded(outputs, PRODUCT), at_most=AT_MOST, num_warps=tiles.warps,
         )  # fmt: skip
     return for_x
 
 
-def _padded(count: int) -> int:
-    """The next power of 2, and 16 at least, which a product of matrices takes."""
-    return max(16, 1 << (count - 1).bit_length())
+def weight_gradient(g: Tensor, x: Tensor, weight: Tensor, tiles: Tiles | None = None) -> Tensor:
+    """The gradient of the weights, in their type, by that of the convolution's result."""
+    tiles = tiles or WEIGHTS
+    (n, channels, height, width), outputs = x.shape, weight.shape[0]
+    g, for_weight = g.contiguous(memory_format=torch.channels_last), torch.empty_like(weight)
+    pixels, columns, depth = n * height * width, padded(outputs, PRODUCT), padded(9 * channels, PRODUCT)
+    parts = min(PARTS, -(-pixels // tiles.pixels))
+    partial = torch.empty(parts, depth, columns, dtype=torch.float32, device=x.device)
+    kernels: Any = _kernels()
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        kernels.add_weight_gradient[(parts,)](
+            g, x, partial, pixels, x.stride(), channels, outputs, height, width,
+            block=tiles.pixels, columns=columns, depth=depth, num_warps=tiles.warps,
+        )  # fmt: skip
+        kernels.write_weight_gradient[(9 * channels,)](
+            partial, for_weight, parts, for_weight.stride(), channels, outputs,
+            most=PARTS, columns=columns, depth=depth, num_warps=8,
+        )  # fmt: skip
+    return for_weight
 
 
 def _on_gpu(x: Tensor) -> bool:

@@ -4,6 +4,9 @@ Images x [N, C, H, W] of few channels are read by their strides, in float32 or f
 the channels last, in float16. `pixels` = N H W counts the places of all images in order, row by row. Products are of
 float16 and added up in float32.
 
+The gradient of the weights is the product of the same values with g, over the pixels: of a part of them by each
+program of a first kernel, and added up, always in the same order, by a second.
+
 Forward, a program has `block` pixels and all outputs: it gathers the 9 C values around each, which the first cache
 holds, and multiplies them by the weights at once. Back, a program has whole rows of images. With a tap's row i and
 column j, the gradient of x is
@@ -26,30 +29,79 @@ def _weights(weight, row, column, channel, output, known, strides):
     return tl.load(weight + place, mask=known, other=0.0)
 
 
+@triton.jit
+def _taps(depth: tl.constexpr, channels: tl.constexpr):
+    """Of the values around a pixel: channel, row and column, the padding in rows beyond the third.
+
+    Channels innermost: with the channels last, the weights of an output then lie in a row.
+    """
+    value = tl.arange(0, depth)
+    return value % channels, value // (3 * channels), (value // channels) % 3
+
+
+@triton.jit
+def _around(x, pixel, pixels, channel, i, j, strides, height: tl.constexpr, width: tl.constexpr):
+    """These values around each pixel, in float16."""
+    of_image, of_channel, of_row, of_column = strides
+    w, h, n = pixel % width, (pixel // width) % height, pixel // (width * height)
+    around = n * of_image + h * of_row + w * of_column
+    place = around[:, None] + ((i - 1) * of_row + (j - 1) * of_column + channel * of_channel)[None, :]
+    tap_h, tap_w = h[:, None] + (i - 1)[None, :], w[:, None] + (j - 1)[None, :]
+    inside = (tap_h >= 0) & (tap_h < height) & (tap_w >= 0) & (tap_w < width)
+    inside = inside & (i < 3)[None, :] & (pixel < pixels)[:, None]
+    return tl.load(x + place, mask=inside, other=0.0).to(tl.float16)
+
+
 @triton.jit(do_not_specialize=["pixels"])
 def write_convolved(
     x, weight, y, pixels, x_strides, weight_strides, channels: tl.constexpr, outputs: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, block: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     """y; `columns` and `depth` are the outputs and the values around a pixel, padded to what a product takes."""
-    of_image, of_channel, of_row, of_column = x_strides
     pixel = tl.program_id(0) * block + tl.arange(0, block)
-    w, h, n = pixel % width, (pixel // width) % height, pixel // (width * height)
-    # Channels innermost: with the channels last, the weights of an output then lie in a row.
-    value = tl.arange(0, depth)
-    channel, j, i = value % channels, (value // channels) % 3, value // (3 * channels)
+    channel, i, j = _taps(depth, channels)
     output = tl.arange(0, columns)
     known = (i < 3)[:, None] & (output < outputs)[None, :]
     taps = _weights(weight, i[:, None], j[:, None], channel[:, None], output[None, :], known, weight_strides)
-    around = n * of_image + h * of_row + w * of_column
-    place = around[:, None] + ((i - 1) * of_row + (j - 1) * of_column + channel * of_channel)[None, :]
-    tap_h, tap_w = h[:, None] + (i - 1)[None, :], w[:, None] + (j - 1)[None, :]
-    inside = (tap_h >= 0) & (tap_h < height) & (tap_w >= 0) & (tap_w < width)
-    inside = inside & (i < 3)[None, :] & (pixel < pixels)[:, None]
-    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float16)
+    values = _around(x, pixel, pixels, channel, i, j, x_strides, height, width)
     result = tl.dot(values, taps).to(y.dtype.element_ty)
     there = (pixel < pixels)[:, None] & (output < outputs)[None, :]
     tl.store(y + pixel[:, None] * outputs + output[None, :], result, mask=there)
+
+
+@triton.jit(do_not_specialize=["pixels"])
+def add_weight_gradient(
+    g, x, partial, pixels, x_strides, channels: tl.constexpr, outputs: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr, block: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    """Of this program's pixels the gradients of all weights: partial[programs, depth, columns]."""
+    channel, i, j = _taps(depth, channels)
+    output = tl.arange(0, columns)
+    total = tl.zeros([depth, columns], tl.float32)
+    for start in range(tl.program_id(0) * block, pixels, tl.num_programs(0) * block):
+        pixel = start + tl.arange(0, block)
+        there = (pixel < pixels)[:, None] & (output < outputs)[None, :]
+        of_g = tl.load(g + pixel[:, None] * outputs + output[None, :], mask=there, other=0.0)
+        values = _around(x, pixel, pixels, channel, i, j, x_strides, height, width)
+        total = tl.dot(tl.trans(values), of_g, total)
+    place = (tl.program_id(0) * depth + tl.arange(0, depth))[:, None] * columns + output[None, :]
+    tl.store(partial + place, total)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def write_weight_gradient(
+    partial, for_weight, parts, weight_strides, channels: tl.constexpr, outputs: tl.constexpr,
+    most: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    """The sum of the parts, `most` at most; a program has one of the values around a pixel, and all outputs."""
+    of_output, of_channel, of_row, of_column = weight_strides
+    value = tl.program_id(0)
+    channel, i, j = value % channels, value // (3 * channels), (value // channels) % 3
+    part, output = tl.arange(0, most), tl.arange(0, columns)
+    place = (part[:, None] * depth + value) * columns + output[None, :]
+    total = tl.sum(tl.load(partial + place, mask=(part < parts)[:, None], other=0.0), 0)
+    target = for_weight + output * of_output + (channel * of_channel + i * of_row + j * of_column)
+    tl.store(target, total.to(for_weight.dtype.element_ty), mask=output < outputs)
 
 
 @triton.jit(do_not_specialize=["pixels"])

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elle.models.batch_norm import BatchNorm, called_plainly, forked_norm_act, norm_act, sum_norm_act
+from elle.models.head import of_mean
 
 Activation = Callable[[], nn.Module]
 SMALL = 64
@@ -158,8 +159,8 @@ class ResNet(nn.Module):
         else:
             out = self.maxpool(norm_act(self.bn1, self.activation, out))
             out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
-        logits: Tensor = self.fc(F.adaptive_avg_pool2d(out, 1).flatten(1))
-        return logits
+        logits = of_mean(self.fc, out)
+        return self.fc(F.adaptive_avg_pool2d(out, 1).flatten(1)) if logits is None else logits
 
     def _hands_on(self) -> bool:
         """Whether blocks may give their output to the next one twice: those that were built here, one after another."""
@@ -205,9 +206,8 @@ class PreActResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out, skip = self._summands(self.stem(x))
         out = norm_act(self.bn, self.activation, out, before=skip)
-        out = F.adaptive_avg_pool2d(out, 1).flatten(1)
-        logits: Tensor = self.linear(out)
-        return logits
+        logits = of_mean(self.linear, out)
+        return self.linear(F.adaptive_avg_pool2d(out, 1).flatten(1)) if logits is None else logits
 
     def stem(self, x: Tensor) -> Tensor:
         """What the first block reads."""

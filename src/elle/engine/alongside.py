@@ -1,0 +1,43 @@
+"""Small work beside what a step has to wait for, on a stream of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+class Alongside:
+    """Where such work is launched, within one step; on a CPU it is done when it is called."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.side = side_stream(device) if device.type == "cuda" else None
+        self.read: list[tuple[Tensor, ...]] = []
+
+    @contextlib.contextmanager
+    def work(self, *read: Tensor) -> Iterator[None]:
+        """Within it, work that reads these and what was there before; what it finds is there from `join` on."""
+        if self.side is None:
+            yield
+            return
+        # Else their memory would be given away once the current stream has no use for it.
+        self.read.append(read)
+        # Also for what it writes: the memory may be one that the current stream has just been using.
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            yield
+
+    def join(self) -> None:
+        """Have the current stream wait for all of it; a CUDA graph is not complete before."""
+        if self.side is not None and self.read:
+            torch.cuda.current_stream().wait_stream(self.side)
+        self.read.clear()
+
+
+@functools.cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one of all work that is done beside a device's current stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,0 +1,54 @@
+"""A step's small arithmetic as GPU kernels, each instead of a chain of launches; `fused` launches them."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def write_step(
+    x_adv, gradient, x, eps, result, count, alpha: tl.constexpr, project: tl.constexpr, clip: tl.constexpr,
+    block: tl.constexpr,
+):  # fmt: skip
+    """x_adv + alpha eps sign(gradient), which is 0 of what is no number; back in the ball around x and in [0, 1]."""
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    known = place < count
+    radius = tl.load(eps)
+    step = (alpha * radius).to(tl.float32)  # rounded once, as torch does
+    g = tl.load(gradient + place, mask=known, other=0.0)
+    point = tl.load(x_adv + place, mask=known, other=0.0)
+    point += tl.where(g > 0.0, step, tl.where(g < 0.0, -step, 0.0))
+    if project:
+        centre = tl.load(x + place, mask=known, other=0.0)
+        radius = radius.to(tl.float32)
+        point = centre + tl.minimum(tl.maximum(point - centre, -radius), radius)
+    if clip:
+        point = tl.minimum(tl.maximum(point, 0.0), 1.0)
+    tl.store(result + place, point, mask=known)
+
+
+@triton.jit(do_not_specialize=["rows", "factor"])
+def write_cross_entropy(
+    logits, y, slope, loss, rows, classes, factor, block: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    """`factor` times the sum of all rows' cross-entropies, if it is asked for, and the gradient of that."""
+    column = tl.arange(0, columns)
+    total = tl.zeros([block], tl.float32)
+    for start in range(0, rows, block):
+        row = start + tl.arange(0, block)
+        known = row < rows
+        place = row[:, None] * classes + column[None, :]
+        inside = known[:, None] & (column < classes)[None, :]
+        values = tl.load(logits + place, mask=inside, other=0.0).to(tl.float32)
+        values = tl.where((column < classes)[None, :], values, float("-inf"))
+        own = column[None, :] == tl.load(y + row, mask=known, other=0)[:, None]
+        values -= tl.max(values, 1)[:, None]
+        powers = tl.exp(values)
+        sums = tl.sum(powers, 1)
+        wanted = tl.where(own, 1.0, 0.0)
+        tl.store(
+            slope + place, (factor * (powers / sums[:, None] - wanted)).to(slope.dtype.element_ty), mask=inside
+        )  # fmt: skip
+        if loss is not None:
+            total += tl.where(known, tl.log(sums) - tl.sum(tl.where(own, values, 0.0), 1), 0.0)
+    if loss is not None:
+        tl.store(loss, factor * tl.sum(total))
