@@ -1,4 +1,4 @@
-"""elle: adversarial training at the cost of one extra gradient a step, without catastrophic overfitting.
+"""elle: adversarial training with one attack gradient a step, without catastrophic overfitting.
 
 reg = elle.ELLE(eps=8/255, weight=4000)                          # ELLE-A
 x_adv = elle.attacks.fgsm(model, x, y, eps=8/255)

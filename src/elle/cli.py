@@ -19,7 +19,7 @@ from elle.version import __version__
 
 app = typer.Typer(
     name="elle",
-    help="Train image classifiers that withstand adversarial attacks, one extra gradient a step.",
+    help="Train image classifiers that withstand adversarial attacks, with one attack gradient a step.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
