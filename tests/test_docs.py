@@ -137,6 +137,13 @@ def test_every_script_exists_and_knows_its_options(page):
             assert all(f'"{option}"' in source for option in re.findall(r"--[\w-]+", line)), line
 
 
+def test_no_command_is_cut_off_in_the_list_of_commands(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in (COMMAND, COMMAND.commands["data"]):
+        listed = command.get_help(command.make_context("elle", [], resilient_parsing=True)).partition("Commands:")[2]
+        assert all(line.endswith(".") and not line.endswith("...") for line in listed.strip().splitlines()), listed
+
+
 def test_every_example_of_a_help_page_parses():
     commands = [COMMAND.commands[name] for name in COMMAND.commands if name != "data"]
     commands += COMMAND.commands["data"].commands.values()

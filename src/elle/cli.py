@@ -11,7 +11,7 @@ import typer
 
 from elle import cli_bench, cli_evaluation, cli_export, cli_lists, cli_recipes, cli_sweep
 from elle.cli_data import app as data_app
-from elle.config import KEYS, load_config, parse_words, radius_option
+from elle.config import KEYS, Config, load_config, parse_words, radius_option
 from elle.data.registry import find_dataset
 from elle.errors import InputError, Interrupted, WorkError, check_file_name, leave, tell
 from elle.printing import print_accuracies, print_json, print_table
@@ -36,7 +36,17 @@ Eps = Annotated[str | None, typer.Option(help="The radius, as a fraction: 8/255;
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N test images.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
-_KEYS = "\n".join(f"  {key:13} {description}" for key, description in KEYS.items())
+
+def _default(key: str) -> str:
+    """A key's default in brackets, as a user would write it; nothing where others decide on it."""
+    value = Config.model_fields[key].default
+    return "" if value is None else f" [{str(value).lower()}]"
+
+
+_KEYS = "\n".join(f"  {key:13} {description}{_default(key)}" for key, description in KEYS.items())
+_OTHERS = (
+    "In brackets: the default. eps, epochs, batch, lr and the like are otherwise the data's own (`elle datasets`)."
+)
 
 
 # typer brings click along under one name or another: the error class is found through its public child.
@@ -96,7 +106,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Of every random draw.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Watch plain FGSM training collapse and ELLE-A hold, on images that come with the installation.
+    """Watch FGSM collapse and ELLE-A hold, on bundled images.
 
     Example: elle demo
     """
@@ -107,7 +117,9 @@ def demo(
         print_json(summary)
 
 
-@app.command(help=f"Train a network.\n\nExample: elle train method=elle-a data=digits seed=1\n\n\b\nKeys:\n{_KEYS}")
+@app.command(
+    help=f"Train a network.\n\nExample: elle train method=elle-a data=digits seed=1\n\n\b\nKeys:\n{_KEYS}\n\n{_OTHERS}"
+)
 def train(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings; they override --config.")
@@ -168,7 +180,7 @@ def watch(
     directories: RunDirectories,
     once: Annotated[bool, typer.Option("--once", help="Show the state of now and end.")] = False,
 ) -> None:
-    """Follow runs in the terminal, side by side, until they have finished or stopped.
+    """Follow runs in the terminal until they finish or stop.
 
     Example: elle watch runs/a runs/b
     """
@@ -189,7 +201,9 @@ def plot(
     root: Root = None,
     device: Device = "auto",
 ) -> None:
-    """Draw runs on one page that opens offline: accuracy, E_lin, lambda, the loss surface around a collapse.
+    """Draw runs on one page that opens offline.
+
+    Accuracy, E_lin (the linearity error), lambda, and the loss surface around a collapse.
 
     Example: elle plot runs/a runs/b --out page.html
     """
@@ -243,7 +257,7 @@ def metrics(
     seed: Annotated[int, typer.Option(min=0, help="Of the random points.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how linear a trained network's loss is around the test images.
+    """Measure how linear a network's loss is around test images.
 
     Example: elle metrics runs/digits-elle-a-eps0.2-seed0 --metric error,misalignment
     """

@@ -33,7 +33,9 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="A folder for the numbers (JSON) and the figure (SVG).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Time a training step of each method: forward, backward, images/s, TFLOP/s, memory, ratio to FGSM.
+    """Time a training step of each method.
+
+    Forward, backward, images/s, TFLOP/s, memory, and the ratio to FGSM.
 
     Example: elle bench --methods fgsm,elle,elle-a --out benchmarks/results
     """

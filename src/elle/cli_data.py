@@ -14,7 +14,7 @@ from elle.printing import print_json, print_rows, print_table
 
 app = typer.Typer(
     name="data",
-    help="Get image sets, look at what is in them, and measure how far apart their classes are.",
+    help="Get image sets, check them, measure their separation.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -40,7 +40,9 @@ def list_datasets(as_json: AsJson = False) -> None:
 
 @app.command()
 def get(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Download a dataset from its official address; run again, it goes on where it broke off.
+    """Download a dataset from its official address.
+
+    Run again, it goes on where it broke off.
 
     Example: elle data get cifar10 --root data
     """
@@ -77,9 +79,9 @@ def get(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Say what a dataset holds: counts, sizes, mean and deviation, duplicates, unreadable files.
+    """Say what a dataset holds, and which files cannot be read.
 
-    Ends with exit code 1 where files cannot be read.
+    Counts, sizes, mean and deviation, duplicates, unreadable files. Ends with exit code 1 where files cannot be read.
 
     Example: elle data check cifar10 --root data
     """
@@ -117,7 +119,9 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def separation(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Measure the smallest l-infinity distance between images of different classes, and the eps it allows.
+    """Measure how far apart the classes are.
+
+    The smallest l-infinity distance between images of different classes, and the eps it allows.
 
     Example: elle data separation cifar10 --root data
     """

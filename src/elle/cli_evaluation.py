@@ -69,7 +69,9 @@ def evaluate(
     save: Annotated[bool, typer.Option("--save", help="Keep the adversarial images, compressed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a network's accuracy without and under attack; written to DIR/evaluation.json.
+    """Measure a network's accuracy without and under attack.
+
+    The result is written to DIR/evaluation.json.
 
     Example: elle evaluate runs/digits-elle-a-eps0.2-seed0 --attack clean,fgsm,pgd-20,pgd-50-10
     """
@@ -156,7 +158,9 @@ def show(
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="The PNG; otherwise adversarial.png in the run directory.")] = None,
 ) -> None:
-    """Draw test images and what attacks make of them, with the perturbation amplified and the predicted classes.
+    """Draw test images and what attacks make of them.
+
+    Each with its perturbation, amplified, and the predicted class.
 
     Example: elle show runs/digits-elle-a-eps0.2-seed0 --count 6
     """

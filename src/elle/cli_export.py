@@ -22,7 +22,9 @@ def export(
     root: Annotated[str | None, typer.Option(help="The data folder; otherwise the run's own.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Write a trained network for other programs, images in [0, 1] in and logits out, with a model card.
+    """Write a trained network for other programs.
+
+    Images in [0, 1] go in, logits come out; a model card is written beside it.
 
     The file is read back and its logits compared with the network's on test images before it is put in place.
 

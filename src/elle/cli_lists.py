@@ -13,7 +13,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 
 def methods(as_json: AsJson = False) -> None:
-    """List the training methods; any without ELLE's penalty also takes +elle or +elle-a.
+    """List the training methods.
+
+    Any without ELLE's penalty also takes +elle or +elle-a.
 
     Example: elle methods --json
     """
@@ -55,7 +57,9 @@ def methods(as_json: AsJson = False) -> None:
 
 
 def models(as_json: AsJson = False) -> None:
-    """List the networks with parameters and GFLOP a forward of one image (a multiply-add is two operations).
+    """List the networks with their parameters and GFLOP.
+
+    GFLOP of a forward of one image: a multiply-add is two operations.
 
     Others are model=timm:NAME, model=torchvision:NAME, and your own module:function, called with num_classes=K.
 

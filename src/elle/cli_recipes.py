@@ -16,7 +16,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 
 def recipes(as_json: AsJson = False) -> None:
-    """List the recipes: the paper's tables and figures, and the speedrun; runs, and hours on one NVIDIA H200.
+    """List the recipes: the paper's tables and figures.
+
+    Each with its runs, its hours on one NVIDIA H200, and how many numbers the paper prints for it.
 
     Example: elle recipes
     """
@@ -81,9 +83,9 @@ def tune(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose lambda by PGD-20 on images held out of the training set; a run that collapses ends there.
+    """Choose lambda by PGD-20 on held-out training images.
 
-    Words after a recipe choose among its runs.
+    A run that collapses ends there. Words after a recipe choose among its runs.
 
     Example: elle tune method=elle-a data=cifar10 eps=8/255 --seeds 3
     """

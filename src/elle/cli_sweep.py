@@ -46,7 +46,9 @@ def sweep(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make the runs of a recipe; what is finished is not made again, so the same command continues it.
+    """Make the runs of a recipe.
+
+    What is finished is not made again, so the same command continues it.
 
     Example: elle sweep table-2 --only eps=8/255 method=elle-a --seeds 1 --gpus 0,1
     """
@@ -246,7 +248,7 @@ def report(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a set of runs shows together: a page, tables and figures, the paper's numbers beside ours.
+    """Put runs together on a page, beside the paper's numbers.
 
     Example: elle report table-2
     """

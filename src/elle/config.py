@@ -78,12 +78,15 @@ class Config(BaseModel):
     model: str | None = Field(
         None, description="a row of `elle models`, timm:NAME, torchvision:NAME, or module:function of your own"
     )
-    activation: Literal["relu", "silu", "softplus", "gelu"] = Field("relu", description="of the rows of `elle models`")
+    activation: Literal["relu", "silu", "softplus", "gelu"] = Field(
+        "relu", description="relu, silu, softplus or gelu, in the rows of `elle models`"
+    )
     normalise: Literal["none", "dataset"] = Field(
-        "none", description="dataset: a first layer takes off the training set's mean and divides by its std"
+        "none",
+        description="dataset: a first layer takes off the training set's mean and divides by its std (slat: the default)",
     )
     eps: Radius | None = Field(None, description="the radius, as a fraction: 8/255")
-    norm: Literal["linf", "l2"] = Field("linf", description="the ball's norm")
+    norm: Literal["linf", "l2"] = Field("linf", description="linf or l2: the norm that eps is measured in")
     weight: float | None = Field(None, ge=0, description="lambda of ELLE, lambda_max of ELLE-A")
     epochs: int | None = Field(None, ge=1, description="passes over the training set")
     max_steps: int | None = Field(
@@ -106,7 +109,7 @@ class Config(BaseModel):
         description="evaluate and keep a running mean of the weights with this decay, 0.999 or so; 0: off",
     )
     schedule: Literal["short", "short-svhn", "long", "long-svhn", "long-cos", "cos-1000", "imagenet-15"] | None = Field(
-        None, description="of rate and eps (`elle show-schedule NAME`); other than the data's own, it brings its epochs"
+        None, description=f"of rate and eps: {', '.join(SCHEDULES)}"
     )
     clip: bool | None = Field(None, description="keep adversarial points and triplets in [0, 1]")
     crop: int | None = Field(None, ge=0, description="pixels of padding for random crops; 0 for none")
@@ -115,7 +118,8 @@ class Config(BaseModel):
         None, ge=8, description="pixels of a side, for image files; otherwise 224, or less where all are smaller"
     )
     loading: Literal["auto", "resident", "streaming"] = Field(
-        "auto", description="image files: kept decoded on the device, or streamed (auto: above 2 GiB)"
+        "auto",
+        description="image files: resident (kept decoded on the device) or streaming; auto: streaming above 2 GiB",
     )
     workers: int | None = Field(
         None, ge=0, description="processes that decode image files; otherwise one a core, less one"
@@ -129,7 +133,7 @@ class Config(BaseModel):
     probe_every: int | None = Field(
         None,
         ge=0,
-        description="steps between looks for a collapse; 0: none; left out: two an epoch for one-step attacks",
+        description="steps between looks for a collapse; 0: none; left out: two an epoch for attacks of 1 or 2 steps",
     )
     on_collapse: Literal["warn", "stop", "rollback"] = Field(
         "warn", description="warn, stop, or rollback (to the last healthy state, with ELLE-A on or twice its weight)"
@@ -142,16 +146,16 @@ class Config(BaseModel):
     sync_bn: bool = Field(False, description="BatchNorm's statistics over all devices' images, not each one's own")
     accumulate: int = Field(1, ge=1, description="micro-batches in which a device works on its part of a batch")
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = Field(
-        "auto", description="auto: fp16 on a GPU, fp32 on a CPU"
+        "auto", description="fp32, tf32, fp16, bf16, or auto: fp16 on a GPU, fp32 on a CPU"
     )
     compile: Literal["auto", "off", "graph"] = Field(
-        "auto", description="graph: the step as one CUDA graph (auto on a GPU)"
+        "auto", description="off, or graph: the step as one CUDA graph; auto: graph on a GPU"
     )
     memory: Literal["auto", "low"] = Field(
-        "auto", description="low: E_lin and its exact gradient in the memory of an FGSM step, for a fifth more passes"
+        "auto", description="low: the penalty in little more memory than an FGSM step takes, for a fifth more passes"
     )
     fused: Literal["auto", "off"] = Field(
-        "auto", description="auto: BatchNorm, ReLU, sums and other small work by GPU kernels of our own (with Triton)"
+        "auto", description="off, or auto: BatchNorm, ReLU and other small work by GPU kernels of our own (with Triton)"
     )
 
     @model_validator(mode="after")
