@@ -83,7 +83,7 @@ class Config(BaseModel):
     )
     normalise: Literal["none", "dataset"] = Field(
         "none",
-        description="dataset: a first layer takes off the training set's mean and divides by its std (slat: the default)",
+        description="dataset: a first layer takes off the training set's mean and divides by its std; slat's default",
     )
     eps: Radius | None = Field(None, description="the radius, as a fraction: 8/255")
     norm: Literal["linf", "l2"] = Field("linf", description="linf or l2: the norm that eps is measured in")
