@@ -14,9 +14,8 @@ from elle.methods import configured
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("page", ["imagenet.md", "streaming.md"])
-def test_the_documented_command_is_a_run_of_the_recipe(page):
-    text = (ROOT / "docs" / page).read_text()
+def test_the_documented_command_is_a_run_of_the_recipe():
+    text = (ROOT / "docs" / "imagenet.md").read_text().replace("\\\n", "")
     (line,) = [line for line in text.splitlines() if "phases=6:" in line and line.startswith("elle train")]
     config = load_config([word for word in line.split() if "=" in word and not word.startswith("devices=")])
     (run,) = load_recipe("table-1").runs(1, only={"method": config.method, "eps": "2/255"})
