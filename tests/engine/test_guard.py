@@ -128,6 +128,34 @@ def test_stopping_leaves_the_last_healthy_state(settings, tmp_path, collapsing):
     torch.testing.assert_close({k: stopped[k] for k in model}, {k: short[k] for k in model}, rtol=0, atol=0)
 
 
+def test_stopping_leaves_the_state_of_the_penalty_too(settings, tmp_path, collapsing):
+    """The errors of a collapsed network in its history, the rule would hardly ever jump again."""
+    collapsing(3, 4)
+    with pytest.raises(WorkError, match="^stopped: collapse at step 36"):
+        train(settings("epochs=3", "method=elle-a", "on_collapse=stop"))
+    train(settings("epochs=3", "method=elle-a", "max_steps=18", out="short"))
+    stopped, short = (
+        checkpoint.load_checkpoint(checkpoint.checkpoint_path(tmp_path / name, 18))[0] for name in ("run", "short")
+    )
+    rule = {name for name in short if name.startswith("rule.")}
+    assert "rule.mean" in rule
+    torch.testing.assert_close({k: stopped[k] for k in rule}, {k: short[k] for k in rule}, rtol=0, atol=0)
+
+
+def test_a_ramp_does_not_hold_back_the_weight_that_a_rollback_asks_for(settings, tmp_path, collapsing, monkeypatch):
+    highest, update = [], OnOff.update
+
+    def noted(rule, state, error):
+        highest.append(float(rule._ramped(state)[1]))
+        return update(rule, state, error)
+
+    monkeypatch.setattr(OnOff, "update", noted)
+    collapsing(3, 4)
+    train(settings("epochs=3", "method=elle-a", "weight=10", "method.weight.ramp=72", "on_collapse=rollback"))
+    assert highest[35] == pytest.approx(5)
+    assert highest[36:] == [20] * 36
+
+
 def test_a_rollback_undoes_the_collapse_and_goes_on_with_elle_a(settings, tmp_path, collapsing):
     collapsing(3, 4)
     result = train(settings("epochs=3", "on_collapse=rollback"))

@@ -146,12 +146,16 @@ class Guard:
         dropped = [record for record in run.history if record["step"] > run.done]
         run.history = [record for record in run.history if record["step"] <= run.done]
         run.epoch_seconds = seconds + sum(record["seconds"] for record in dropped)
+        stronger = method != run.step.method
         run.use(method)
         rule = {name: value for name, value in run.step.state().items() if name.startswith("rule.")}
-        run.step.restore(tensors | rule)
-        if method.weight is not None:
+        # A stronger method's rule is a new one; the same method's goes back with all else.
+        run.step.restore(tensors | rule if stronger else rule | tensors)
+        if stronger and method.weight is not None:
             # At its maximum at once: what comes next from this state is known.
             run.step.rule["weight"].fill_(method.weight.value)
+            if isinstance(method.weight, OnOff) and method.weight.ramp:
+                run.step.rule["since"].fill_(method.weight.ramp)  # else the next jump would be one down
         if run.timetable.place(run.done)[1] == 0:
             run.step.position.zero_()
         readings = self.monitor.forget(run.done)
