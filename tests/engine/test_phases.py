@@ -186,3 +186,20 @@ def test_the_first_look_waits_for_the_eps_that_the_steps_are_trained_with(root, 
     train(load_config(words(root, tmp_path / "run", *grown)))
     probes = [json.loads(line) for line in (tmp_path / "run" / "probes.jsonl").read_text().splitlines()]
     assert probes[0]["step"] == 4
+
+
+def test_a_run_resumed_when_all_is_trained_evaluates_as_it_did_at_the_end_of_its_last_phase(
+    root, tmp_path, monkeypatch
+):
+    """It takes as many images at once as a step does: those of the first phase may be too many of the last's size."""
+    batches = []
+
+    def conclude(run):
+        batches.append(run.batch)
+        return {}
+
+    monkeypatch.setattr("elle.engine.loop.conclude", conclude)
+    config = load_config(words(root, tmp_path / "run", "eval_every=0"))
+    train(config)
+    train(config, resume=True)
+    assert batches == [2, 2]

@@ -192,6 +192,8 @@ class Run:
 
             while self.done < self.last_step:
                 self._epoch(stopped)
+        # Also where nothing was left to train: an evaluation takes as many images at once as the last step did.
+        self.batches.enter(self.timetable.place(self.done - 1)[0])
         epoch, part = self.timetable.place(self.done)
         if part:
             # Cut inside an epoch: recorded but not in the checkpoint, from where a longer run continues the epoch.
