@@ -11,7 +11,7 @@ from elle.core.controller import OnOff
 from elle.data.streaming import Streaming
 from elle.engine import checkpoint
 from elle.engine.guard import Guard
-from elle.engine.loop import Run, train
+from elle.engine.loop import Run, Watcher, train
 from elle.engine.probe import CollapseMonitor
 from elle.engine.step import Step
 from elle.errors import InputError, WorkError
@@ -203,3 +203,15 @@ def test_a_run_resumed_when_all_is_trained_evaluates_as_it_did_at_the_end_of_its
     train(config)
     train(config, resume=True)
     assert batches == [2, 2]
+
+
+def test_an_evaluation_takes_no_more_pixels_at_once_than_a_step_of_its_phase(root, tmp_path):
+    """Images of 512 pixels fit four at a time whatever the step; 16 of 16 pixels, or of 256, are fewer than that."""
+    sizes = ["phases=1:16:16,1:256:16,1:512:8", "eval_every=0"]
+    run = Run(load_config(words(root, tmp_path / "run", *sizes)).resolved(), tmp_path / "run", Watcher())
+    fitting = []
+    for epoch in range(3):
+        run.batches.enter(epoch)
+        fitting.append(run.fitting(1024))
+    run.step.data.close()
+    assert fitting == [4, 4, 8]

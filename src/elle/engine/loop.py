@@ -131,8 +131,12 @@ class Run:
         return LeavingOut(self.step, prepared) if leaves_out(self.step) else prepared(self.step)
 
     def fitting(self, batch: int) -> int:
-        """How many images of an evaluation to take at once: a step has room for its own."""
-        return fitting_batch(batch, self.images.test.x[0, 0].size, self.batches.share // self.config.accumulate)
+        """How many images of an evaluation to take at once: a step has room for its own, of its phase's size."""
+        pixels = self.images.test.x[0, 0].size
+        trained = self.batches.share // self.config.accumulate
+        if self.config.phases:
+            trained = max(1, trained * self.batches.shape[1] ** 2 // pixels)
+        return fitting_batch(batch, pixels, trained)
 
     def resume(self, path: Path) -> None:
         """Continue from a checkpoint of this very run."""
