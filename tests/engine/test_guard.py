@@ -90,6 +90,15 @@ def test_two_looks_fit_into_an_epoch_of_an_odd_number_of_steps(settings, tmp_pat
     assert [one["step"] for one in lines(tmp_path / "run" / "probes.jsonl")] == [8, 16]
 
 
+def test_a_look_takes_no_more_images_at_once_than_an_evaluation(settings, monkeypatch):
+    """Of large images a device may have room for no more than it trains on, far fewer than the probe's."""
+    batches, look = [], CollapseMonitor.look
+    monkeypatch.setattr(CollapseMonitor, "look", lambda self, model: batches.append(self.batch) or look(self, model))
+    monkeypatch.setattr(Run, "fitting", lambda run, batch: min(batch, 20))
+    train(settings("method=fgsm"))
+    assert batches == [20, 20]
+
+
 def test_a_guard_without_its_monitor_is_refused(settings):
     with pytest.raises(InputError, match="on_collapse=stop needs the monitor"):
         train(settings("on_collapse=stop", "probe_every=0"))
