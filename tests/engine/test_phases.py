@@ -215,3 +215,18 @@ def test_an_evaluation_takes_no_more_pixels_at_once_than_a_step_of_its_phase(roo
         fitting.append(run.fitting(1024))
     run.step.data.close()
     assert fitting == [4, 4, 8]
+
+
+def test_the_seconds_before_a_file_that_cannot_be_read_stay_counted(root, tmp_path, monkeypatch):
+    stage = Streaming.stage
+
+    def failing(data, epoch, step):
+        if (epoch, step) == (0, 3):
+            raise WorkError("a.jpg: cannot be read")
+        stage(data, epoch, step)
+
+    monkeypatch.setattr(Streaming, "stage", failing)
+    with pytest.raises(WorkError, match="cannot be read; the run is saved at step 3"):
+        train(load_config(words(root, tmp_path / "run", "eval_every=0")))
+    (saved,) = checkpoint.checkpoints(tmp_path / "run")
+    assert checkpoint.load_checkpoint(saved)[1]["epoch_seconds"] > 0

@@ -213,7 +213,7 @@ class Run:
             fraction = self.timetable.share(self.done)
             self.step.lr.fill_(given(self.config.lr) * self.schedule.rate(fraction))
             self.step.eps.fill_(given(self.config.eps) * self.schedule.eps(fraction))
-            self._stage()
+            self._stage(started)
             self.run_step(self.batches.index(self.done))
             self.done += 1
             self.step.between(self.done)
@@ -243,13 +243,14 @@ class Run:
         if first == 0 and self.timetable.starts_phase(epoch):
             self.step.begin_phase()
 
-    def _stage(self) -> None:
+    def _stage(self, started: float) -> None:
         """Have the batch ready; where that fails (a damaged file, a dead worker), what is trained is saved first."""
         try:
             self.step.data.stage(*self.batches.place(self.done))
         except WorkError as problem:
             if self.done == 0 or self.ranks.count > 1:
                 raise  # saving is for all ranks together, and the others know nothing of this
+            self.epoch_seconds += time.perf_counter() - started
             self._keep()
             raise WorkError(f"{problem}; the run is saved at step {self.done}; {self.how_to_continue()}") from None
 
