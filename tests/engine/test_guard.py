@@ -90,6 +90,14 @@ def test_two_looks_fit_into_an_epoch_of_an_odd_number_of_steps(settings, tmp_pat
     assert [one["step"] for one in lines(tmp_path / "run" / "probes.jsonl")] == [8, 16]
 
 
+def test_a_look_knows_all_steps_since_the_last_one_also_those_of_the_epoch_before(settings, tmp_path):
+    train(settings("method=fgsm", "batch=68", "epochs=2"))
+    accuracy = [value for line in lines(tmp_path / "run" / "steps.jsonl") for value in line["accuracy"]]
+    for look in lines(tmp_path / "run" / "probes.jsonl"):
+        since = accuracy[look["step"] - 8 : look["step"]]
+        assert look["accuracy"] == pytest.approx(sum(since) / 8, abs=1e-4), look["step"]
+
+
 def test_a_look_takes_no_more_images_at_once_than_an_evaluation(settings, monkeypatch):
     """Of large images a device may have room for no more than it trains on, far fewer than the probe's."""
     batches, look = [], CollapseMonitor.look

@@ -93,7 +93,9 @@ class Guard:
         assert monitor is not None
         monitor.per_epoch = max(1, run.steps_per_epoch // self.every)
         monitor.batch = run.fitting(len(monitor.y))  # a device may have room for few images more than it trains on
-        rows = run.step.records[max(0, position - self.every) : position].nanmean(0).tolist()
+        # Behind the rows of this epoch are still those of the one before, in which the last look may have been.
+        latest = run.step.records[: run.steps_per_epoch].roll(-position, 0)[-self.every :]
+        rows = latest.nanmean(0).tolist()
         means = {name: value if math.isfinite(value) else None for name, value in zip(RECORDED, rows, strict=True)}
         known = {"loss": means["loss"], "accuracy": means["accuracy"], "rate": float(run.step.lr)}
 
