@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"config", "core", "data", "errors", "evaluation", "files", "methods", "models", "version"},
     "export": {"config", "data", "engine", "errors", "files", "version"},
     "progress": {"config", "engine"},
-    "scalars": {"engine", "errors", "files"},
+    "scalars": {"config", "engine", "errors", "files"},
     "watch": {"config", "experiments"},
     "doctor": {"data", "errors", "version"},
     "demo": {"config", "errors", "experiments"},

@@ -11,6 +11,7 @@ from elle.errors import InputError
 from elle.files import not_written
 
 if TYPE_CHECKING:
+    from elle.config import Config
     from elle.engine.loop import Watcher
     from elle.engine.monitor import Kind, Reading, Verdict
 
@@ -22,18 +23,31 @@ def with_tensorboard(watcher: Watcher, folder: Path) -> Watcher:
     except ImportError:
         raise InputError("--tensorboard needs an extra: pip install 'elle-at[tensorboard]'") from None
     writers: list[Any] = []
+    begun = last = 0
+
+    def started(config: Config, steps: int, done: int) -> None:
+        nonlocal begun
+        begun = done
+        watcher.started(config, steps, done)
 
     def write(put: Callable[[Any], None]) -> None:
         try:
             # With the first number: what the input gets wrong leaves no folder behind.
             if not writers:
-                writers.append(SummaryWriter(str(folder)))
+                # What was written of later steps, before a kill or a rollback, comes again.
+                writers.append(SummaryWriter(str(folder), purge_step=begun + 1))
             put(writers[0])
             writers[0].flush()
         except OSError as problem:
             raise not_written(folder, problem) from None
 
     def write_numbers(values: Mapping[str, Any], prefix: str = "") -> None:
+        nonlocal begun, last
+        if values["step"] < last:  # rolled back, and this is the first step of those undone that has numbers
+            begun = values["step"] - 1
+            writers.pop().close()
+        last = values["step"]
+
         def put(writer: Any) -> None:
             for name, value in values.items():
                 if isinstance(value, float):
@@ -53,4 +67,4 @@ def with_tensorboard(watcher: Watcher, folder: Path) -> Watcher:
         write_numbers(reading, "probe/")
         watcher.looked(reading, condition)
 
-    return replace(watcher, recorded=recorded, judged=judged, looked=looked)
+    return replace(watcher, started=started, recorded=recorded, judged=judged, looked=looked)

@@ -53,3 +53,8 @@ def test_a_schedule_follows_the_epochs_whatever_their_number_of_steps():
 def test_one_phase_has_the_shares_of_its_steps():
     timetable = Timetable((Phase(30, 32, 128),), images=48_976)
     assert all(timetable.share(step) == (step + 0.5) / timetable.total_steps for step in range(timetable.total_steps))
+
+
+def test_steps_are_counted_from_where_their_phase_begins():
+    timetable = Timetable((Phase(2, 8, 4), Phase(1, 16, 3)), images=10)
+    assert [timetable.into_phase(step) for step in range(7)] == [0, 1, 2, 3, 0, 1, 2]

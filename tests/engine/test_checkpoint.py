@@ -268,6 +268,18 @@ def test_a_killed_process_lets_go_of_its_run_directory(settings, holder):
     assert train(settings("max_steps=1"))["steps"] == 1
 
 
+def test_what_killed_processes_have_begun_to_write_is_removed_and_no_export_that_runs(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    kept = [f".model.{os.getpid()}.part.onnx", ".mine.part", ".notes.part.txt", "model.1.part"]
+    for name in [f".model.{ended.pid}.part.onnx", f".result.json.{os.getpid()}.part", f".x.{10**20}.part.pt2", *kept]:
+        (folder / name).touch()
+    checkpoint.RunLock(tmp_path).__exit__()
+    assert names(folder) == sorted(kept)
+
+
 def test_a_file_in_place_of_a_run_directory_is_refused(settings, tmp_path):
     (tmp_path / "run").write_text("mine")
     with pytest.raises(InputError, match="cannot use the folder .*run: "):

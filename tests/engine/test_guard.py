@@ -90,6 +90,23 @@ def test_two_looks_fit_into_an_epoch_of_an_odd_number_of_steps(settings, tmp_pat
     assert [one["step"] for one in lines(tmp_path / "run" / "probes.jsonl")] == [8, 16]
 
 
+def test_a_look_knows_all_steps_since_the_last_one_also_those_of_the_epoch_before(settings, tmp_path):
+    train(settings("method=fgsm", "batch=68", "epochs=2"))
+    accuracy = [value for line in lines(tmp_path / "run" / "steps.jsonl") for value in line["accuracy"]]
+    for look in lines(tmp_path / "run" / "probes.jsonl"):
+        since = accuracy[look["step"] - 8 : look["step"]]
+        assert look["accuracy"] == pytest.approx(sum(since) / 8, abs=1e-4), look["step"]
+
+
+def test_a_look_takes_no_more_images_at_once_than_an_evaluation(settings, monkeypatch):
+    """Of large images a device may have room for no more than it trains on, far fewer than the probe's."""
+    batches, look = [], CollapseMonitor.look
+    monkeypatch.setattr(CollapseMonitor, "look", lambda self, model: batches.append(self.batch) or look(self, model))
+    monkeypatch.setattr(Run, "fitting", lambda run, batch: min(batch, 20))
+    train(settings("method=fgsm"))
+    assert batches == [20, 20]
+
+
 def test_a_guard_without_its_monitor_is_refused(settings):
     with pytest.raises(InputError, match="on_collapse=stop needs the monitor"):
         train(settings("on_collapse=stop", "probe_every=0"))
@@ -126,6 +143,34 @@ def test_stopping_leaves_the_last_healthy_state(settings, tmp_path, collapsing):
     )
     model = {name for name in short if name.startswith("model.")}
     torch.testing.assert_close({k: stopped[k] for k in model}, {k: short[k] for k in model}, rtol=0, atol=0)
+
+
+def test_stopping_leaves_the_state_of_the_penalty_too(settings, tmp_path, collapsing):
+    """The errors of a collapsed network in its history, the rule would hardly ever jump again."""
+    collapsing(3, 4)
+    with pytest.raises(WorkError, match="^stopped: collapse at step 36"):
+        train(settings("epochs=3", "method=elle-a", "on_collapse=stop"))
+    train(settings("epochs=3", "method=elle-a", "max_steps=18", out="short"))
+    stopped, short = (
+        checkpoint.load_checkpoint(checkpoint.checkpoint_path(tmp_path / name, 18))[0] for name in ("run", "short")
+    )
+    rule = {name for name in short if name.startswith("rule.")}
+    assert "rule.mean" in rule
+    torch.testing.assert_close({k: stopped[k] for k in rule}, {k: short[k] for k in rule}, rtol=0, atol=0)
+
+
+def test_a_ramp_does_not_hold_back_the_weight_that_a_rollback_asks_for(settings, tmp_path, collapsing, monkeypatch):
+    highest, update = [], OnOff.update
+
+    def noted(rule, state, error):
+        highest.append(float(rule._ramped(state)[1]))
+        return update(rule, state, error)
+
+    monkeypatch.setattr(OnOff, "update", noted)
+    collapsing(3, 4)
+    train(settings("epochs=3", "method=elle-a", "weight=10", "method.weight.ramp=72", "on_collapse=rollback"))
+    assert highest[35] == pytest.approx(5)
+    assert highest[36:] == [20] * 36
 
 
 def test_a_rollback_undoes_the_collapse_and_goes_on_with_elle_a(settings, tmp_path, collapsing):

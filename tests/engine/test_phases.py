@@ -11,7 +11,8 @@ from elle.core.controller import OnOff
 from elle.data.streaming import Streaming
 from elle.engine import checkpoint
 from elle.engine.guard import Guard
-from elle.engine.loop import Run, train
+from elle.engine.loop import Run, Watcher, train
+from elle.engine.probe import CollapseMonitor
 from elle.engine.step import Step
 from elle.errors import InputError, WorkError
 from elle.methods import METHODS
@@ -150,3 +151,82 @@ def test_a_run_that_goes_back_into_an_earlier_phase_goes_on_as_it_did_before(roo
     train(load_config([*plain, f"out={tmp_path / 'rolled'}"]))
     assert rolled == [3]
     assert_same_run(tmp_path / "rolled", tmp_path / "plain")
+
+
+def test_every_phase_is_looked_at_twice_an_epoch_of_its_own(root, tmp_path, monkeypatch):
+    """Its epochs, of 5, 7 and 11 steps, have a look every 2, 3 and 5, counted from where the phase begins."""
+    looks, look = [], Guard.look
+
+    def noted(guard, position, seconds):
+        back = look(guard, position, seconds)
+        looks.append((guard.run.done, guard.monitor.per_epoch))
+        return back
+
+    monkeypatch.setattr(Guard, "look", noted)
+    train(load_config(words(root, tmp_path / "run", "eval_every=0")))
+    assert [done for done, _ in looks] == [2, 4, 6, 8, 10, 13, 16, 19, 22, 29, 34]
+    assert {per_epoch for _, per_epoch in looks} == {2}
+
+
+def test_looks_asked_for_by_steps_know_how_many_make_an_epoch_of_their_phase(root, tmp_path, monkeypatch):
+    looks = {}
+    monkeypatch.setattr(Guard, "_keep_state", lambda guard: looks.update({guard.run.done: guard.monitor.per_epoch}))
+    monkeypatch.setattr(CollapseMonitor, "healthy", True)
+    train(load_config(words(root, tmp_path / "run", "eval_every=0", "probe_every=4")))
+    assert {step: count for step, count in looks.items() if step} == {
+        **{4: 1, 8: 1},
+        **{12: 1, 16: 1, 20: 1, 24: 1},
+        **{28: 2, 32: 2},
+    }
+
+
+def test_the_first_look_waits_for_the_eps_that_the_steps_are_trained_with(root, tmp_path):
+    """eps grows for a third of the epochs, which in these phases is a twelfth of the steps."""
+    grown = ["schedule=short-svhn", "phases=2:8:8,4:16:2", "probe_every=2", "eval_every=0"]
+    train(load_config(words(root, tmp_path / "run", *grown)))
+    probes = [json.loads(line) for line in (tmp_path / "run" / "probes.jsonl").read_text().splitlines()]
+    assert probes[0]["step"] == 4
+
+
+def test_a_run_resumed_when_all_is_trained_evaluates_as_it_did_at_the_end_of_its_last_phase(
+    root, tmp_path, monkeypatch
+):
+    """It takes as many images at once as a step does: those of the first phase may be too many of the last's size."""
+    batches = []
+
+    def conclude(run):
+        batches.append(run.batch)
+        return {}
+
+    monkeypatch.setattr("elle.engine.loop.conclude", conclude)
+    config = load_config(words(root, tmp_path / "run", "eval_every=0"))
+    train(config)
+    train(config, resume=True)
+    assert batches == [2, 2]
+
+
+def test_an_evaluation_takes_no_more_pixels_at_once_than_a_step_of_its_phase(root, tmp_path):
+    """Images of 512 pixels fit four at a time whatever the step; 16 of 16 pixels, or of 256, are fewer than that."""
+    sizes = ["phases=1:16:16,1:256:16,1:512:8", "eval_every=0"]
+    run = Run(load_config(words(root, tmp_path / "run", *sizes)).resolved(), tmp_path / "run", Watcher())
+    fitting = []
+    for epoch in range(3):
+        run.batches.enter(epoch)
+        fitting.append(run.fitting(1024))
+    run.step.data.close()
+    assert fitting == [4, 4, 8]
+
+
+def test_the_seconds_before_a_file_that_cannot_be_read_stay_counted(root, tmp_path, monkeypatch):
+    stage = Streaming.stage
+
+    def failing(data, epoch, step):
+        if (epoch, step) == (0, 3):
+            raise WorkError("a.jpg: cannot be read")
+        stage(data, epoch, step)
+
+    monkeypatch.setattr(Streaming, "stage", failing)
+    with pytest.raises(WorkError, match="cannot be read; the run is saved at step 3"):
+        train(load_config(words(root, tmp_path / "run", "eval_every=0")))
+    (saved,) = checkpoint.checkpoints(tmp_path / "run")
+    assert checkpoint.load_checkpoint(saved)[1]["epoch_seconds"] > 0

@@ -38,6 +38,14 @@ def test_two_looks_at_one_network_are_the_same(monitor):
     assert monitor.look(model) == monitor.look(model)
 
 
+def test_a_look_at_few_images_at_once_sees_the_same(monitor):
+    model = trained(conv_net(), *images(count=16))
+    expected, taken = monitor.look(model), []
+    model.register_forward_pre_hook(lambda _, given: taken.append(len(given[0])))
+    assert CollapseMonitor(*images(count=16), EPS, batch=5).look(model) == pytest.approx(expected, rel=1e-3)
+    assert max(taken) == 15, "three points of each of five images"
+
+
 def test_a_look_draws_nothing_and_its_points_come_from_the_seed_alone(monkeypatch):
     x, y = images(count=16)
     torch.manual_seed(5)

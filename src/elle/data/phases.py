@@ -51,6 +51,11 @@ class Timetable:
         return [phase for phase in self.phases for _ in range(phase.epochs)]
 
     @cached_property
+    def _first_epochs(self) -> list[int]:
+        """Of each phase, and last the number of all epochs."""
+        return list(accumulate((phase.epochs for phase in self.phases), initial=0))
+
+    @cached_property
     def _first_steps(self) -> list[int]:
         """Of each epoch, and last the number of all steps."""
         return list(accumulate((self.steps(epoch) for epoch in range(self.epochs)), initial=0))
@@ -91,9 +96,15 @@ class Timetable:
         epoch = bisect_right(self._first_steps, step) - 1
         return epoch, step - self._first_steps[epoch]
 
+    def into_phase(self, step: int) -> int:
+        """How many steps of its phase come before."""
+        epoch, place = self.place(step)
+        first = max(start for start in self._first_epochs if start <= epoch)
+        return (epoch - first) * self.steps(epoch) + place
+
     def starts_phase(self, epoch: int) -> bool:
         """Whether it is the first epoch of a phase."""
-        return epoch in accumulate((phase.epochs for phase in self.phases), initial=0)
+        return epoch in self._first_epochs
 
     def share(self, step: int) -> float:
         """The share of all epochs that has passed in the middle of a step: schedules are functions of it."""

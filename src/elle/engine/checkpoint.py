@@ -20,8 +20,8 @@ from elle.files import write_json as write_json
 KEPT = 2
 """Checkpoints kept in a run directory: the newest, and the one before in case it cannot be read."""
 _HEADER = "elle"
-_LEFT_OVER = re.compile(r"\.\d+\.part$")
-"""How the name ends under which `write_atomically` begins a file."""
+_LEFT_OVER = re.compile(r"\.(\d+)\.part(\.\w+)?$")
+"""How the name ends under which `write_atomically` or, with the ending of its format, an export begins a file."""
 
 
 def append_line(path: Path, value: Any) -> None:
@@ -138,6 +138,18 @@ class RunLock(FolderLock):
 
     def __init__(self, run: Path) -> None:
         super().__init__(run, ".lock")
-        for left_over in run.rglob(".*.part"):
-            if _LEFT_OVER.search(left_over.name):  # a folder may hold other programs' files too
+        for left_over in run.rglob(".*.part*"):
+            ending = _LEFT_OVER.search(left_over.name)  # a folder may hold other programs' files too
+            # An export does not hold the folder: it may be under way.
+            if ending and not (ending[2] and _runs(int(ending[1]))):
                 left_over.unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -42,14 +42,18 @@ class Guard:
         self.step = 0
         """The step after which they were taken."""
         # On by default for every method that its network can learn to fool.
-        given = run.config.probe_every
-        wanted = run.config.on_collapse != "warn" or run.method.few_steps
-        # Rounded down: what lasts for two looks is known within an epoch of its first.
-        twice_an_epoch = max(1, run.steps_per_epoch // 2) if wanted else 0
-        self.every = twice_an_epoch if given is None else given
+        self.wanted = run.config.on_collapse != "warn" or run.method.few_steps
         if not self.every and run.config.on_collapse != "warn":
             raise InputError(f"on_collapse={run.config.on_collapse} needs the monitor; leave probe_every=0 out")
-        self.monitor = _monitor(run, self.every) if self.every else None
+        self.monitor = _monitor(run) if self.every else None
+
+    @property
+    def every(self) -> int:
+        """Steps between looks, in the phase of now; 0 for none."""
+        given = self.run.config.probe_every
+        # Rounded down: what lasts for two looks is known within an epoch of its first.
+        twice_an_epoch = max(1, self.run.steps_per_epoch // 2) if self.wanted else 0
+        return twice_an_epoch if given is None else given
 
     @property
     def condition(self) -> Kind | None:
@@ -73,9 +77,12 @@ class Guard:
 
     def due(self) -> bool:
         """Whether it is time for a look; not while eps still grows, for which the network is not yet trained."""
-        run = self.run
-        grown = run.schedule.eps(run.done / run.total_steps) == 1
-        return self.every > 0 and run.done % self.every == 0 and grown
+        run, every = self.run, self.every
+        # Two looks an epoch are counted from where the phase begins: another has epochs of another length.
+        passed = run.done if run.config.probe_every else run.timetable.into_phase(run.done - 1) + 1
+        if not every or passed % every:
+            return False
+        return run.schedule.eps(run.timetable.share(min(run.done, run.total_steps - 1))) == 1
 
     def look(self, position: int, seconds: float) -> bool:
         """Look at the network after `position` steps and `seconds` of the epoch; whether the run was rolled back.
@@ -84,7 +91,11 @@ class Guard:
         """
         run, monitor = self.run, self.monitor
         assert monitor is not None
-        rows = run.step.records[max(0, position - self.every) : position].nanmean(0).tolist()
+        monitor.per_epoch = max(1, run.steps_per_epoch // self.every)
+        monitor.batch = run.fitting(len(monitor.y))  # a device may have room for few images more than it trains on
+        # Behind the rows of this epoch are still those of the one before, in which the last look may have been.
+        latest = run.step.records[: run.steps_per_epoch].roll(-position, 0)[-self.every :]
+        rows = latest.nanmean(0).tolist()
         means = {name: value if math.isfinite(value) else None for name, value in zip(RECORDED, rows, strict=True)}
         known = {"loss": means["loss"], "accuracy": means["accuracy"], "rate": float(run.step.lr)}
 
@@ -138,12 +149,16 @@ class Guard:
         dropped = [record for record in run.history if record["step"] > run.done]
         run.history = [record for record in run.history if record["step"] <= run.done]
         run.epoch_seconds = seconds + sum(record["seconds"] for record in dropped)
+        stronger = method != run.step.method
         run.use(method)
         rule = {name: value for name, value in run.step.state().items() if name.startswith("rule.")}
-        run.step.restore(tensors | rule)
-        if method.weight is not None:
+        # A stronger method's rule is a new one; the same method's goes back with all else.
+        run.step.restore(tensors | rule if stronger else rule | tensors)
+        if stronger and method.weight is not None:
             # At its maximum at once: what comes next from this state is known.
             run.step.rule["weight"].fill_(method.weight.value)
+            if isinstance(method.weight, OnOff) and method.weight.ramp:
+                run.step.rule["since"].fill_(method.weight.ramp)  # else the next jump would be one down
         if run.timetable.place(run.done)[1] == 0:
             run.step.position.zero_()
         readings = self.monitor.forget(run.done)
@@ -190,11 +205,11 @@ class Guard:
         self.tensors = {name: value.to(like[name].device) for name, value in kept.items() if name in like} or None
         if "monitor" in header:
             # Also where probe_every=0 ends the looks: those made before stay on record.
-            self.monitor = self.monitor or _monitor(self.run, 1)
+            self.monitor = self.monitor or _monitor(self.run)
             self.monitor.load_state_dict(header["monitor"])
 
 
-def _monitor(run: Run, every: int) -> CollapseMonitor:
+def _monitor(run: Run) -> CollapseMonitor:
     x, y = run.tracked
     # Spread over the set, which may be sorted by class.
     chosen = torch.linspace(0, len(x) - 1, min(IMAGES, len(x)), device=run.device).long()
@@ -204,7 +219,6 @@ def _monitor(run: Run, every: int) -> CollapseMonitor:
         y[chosen],
         run.config.eps or 0.0,
         norm=run.config.norm,
-        per_epoch=max(1, run.steps_per_epoch // every),
         seed=run.config.seed,
         # Larger images keep the device busy without a graph, and a graph would hold the memory for them for good.
         graph=run.graphed and x[0, 0].numel() <= 64 * 64,

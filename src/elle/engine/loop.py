@@ -131,8 +131,12 @@ class Run:
         return LeavingOut(self.step, prepared) if leaves_out(self.step) else prepared(self.step)
 
     def fitting(self, batch: int) -> int:
-        """How many images of an evaluation to take at once: a step has room for its own."""
-        return fitting_batch(batch, self.images.test.x[0, 0].size, self.batches.share // self.config.accumulate)
+        """How many images of an evaluation to take at once: a step has room for its own, of its phase's size."""
+        pixels = self.images.test.x[0, 0].size
+        trained = self.batches.share // self.config.accumulate
+        if self.config.phases:
+            trained = max(1, trained * self.batches.shape[1] ** 2 // pixels)
+        return fitting_batch(batch, pixels, trained)
 
     def resume(self, path: Path) -> None:
         """Continue from a checkpoint of this very run."""
@@ -192,6 +196,8 @@ class Run:
 
             while self.done < self.last_step:
                 self._epoch(stopped)
+        # Also where nothing was left to train: an evaluation takes as many images at once as the last step did.
+        self.batches.enter(self.timetable.place(self.done - 1)[0])
         epoch, part = self.timetable.place(self.done)
         if part:
             # Cut inside an epoch: recorded but not in the checkpoint, from where a longer run continues the epoch.
@@ -207,7 +213,7 @@ class Run:
             fraction = self.timetable.share(self.done)
             self.step.lr.fill_(given(self.config.lr) * self.schedule.rate(fraction))
             self.step.eps.fill_(given(self.config.eps) * self.schedule.eps(fraction))
-            self._stage()
+            self._stage(started)
             self.run_step(self.batches.index(self.done))
             self.done += 1
             self.step.between(self.done)
@@ -237,13 +243,14 @@ class Run:
         if first == 0 and self.timetable.starts_phase(epoch):
             self.step.begin_phase()
 
-    def _stage(self) -> None:
+    def _stage(self, started: float) -> None:
         """Have the batch ready; where that fails (a damaged file, a dead worker), what is trained is saved first."""
         try:
             self.step.data.stage(*self.batches.place(self.done))
         except WorkError as problem:
             if self.done == 0 or self.ranks.count > 1:
                 raise  # saving is for all ranks together, and the others know nothing of this
+            self.epoch_seconds += time.perf_counter() - started
             self._keep()
             raise WorkError(f"{problem}; the run is saved at step {self.done}; {self.how_to_continue()}") from None
 

@@ -46,6 +46,7 @@ class CollapseMonitor(Monitor):
         norm: Norm = "linf",
         per_epoch: int = 2,
         seed: int = 0,
+        batch: int | None = None,
         graph: bool = False,
     ) -> None:
         if len(x) == 0 or len(x) != len(y):
@@ -64,6 +65,8 @@ class CollapseMonitor(Monitor):
             raise ValueError(f"graph=True needs probe images on an NVIDIA GPU; these are on {x.device}")
         super().__init__(per_epoch)
         self.x, self.y, self.eps, self.seed = x, y.long(), eps, seed
+        self.batch = batch or len(x)
+        """Images attacked at once; fewer than there are need less memory."""
         self.single = SignStep(clip=True, norm=norm)
         # Three steps break a collapsed network in a small ball; in a large one, such as MNIST's, they do not.
         small = eps <= (24 / 255 if norm == "linf" else 1)
@@ -131,7 +134,7 @@ class CollapseMonitor(Monitor):
 
     def measure(self, model: nn.Module) -> Tensor:
         """Accuracy without attack, under one step, under several; E_lin; loss under several; number of classes: [6]."""
-        x, y, device = self.x, self.y, self.x.device.type
+        y, device = self.y, self.x.device.type
         # Without autocast's cache: copies of the weights made before a capture would be looked at for ever after.
         precision = torch.autocast(
             device,
@@ -140,15 +143,24 @@ class CollapseMonitor(Monitor):
             cache_enabled=False,
         )
         with precision, fusing(model, oracle.FUSED_SEARCH):
-            x_single = self.single(model, x, y, self.eps)
-            x_multi = self.multi(model, x, y, self.eps, self.begin)
-            with torch.no_grad():
-                error = self.linearity(model, x, y, self.eps, drawn=self.drawn).mean()
-                logits = model(torch.cat([x, x_single, x_multi]))
-        accuracies = (~is_wrong(logits, y.repeat(3))).view(3, -1).float().mean(1)
-        loss = F.cross_entropy(logits[2 * len(y) :].float(), y)
-        classes = error.new_full((), logits.shape[1], dtype=torch.float32)
+            seen = [self._seen(model, slice(first, first + self.batch)) for first in range(0, len(y), self.batch)]
+        error = torch.cat([errors for errors, _ in seen]).mean()
+        logits = torch.cat([answers for _, answers in seen], 1)
+        accuracies = (~is_wrong(logits.flatten(0, 1), y.repeat(3))).view(3, -1).float().mean(1)
+        loss = F.cross_entropy(logits[2].float(), y)
+        classes = error.new_full((), logits.shape[2], dtype=torch.float32)
         return torch.cat([accuracies, torch.stack([error.float(), loss, classes])])
+
+    def _seen(self, model: nn.Module, some: slice) -> tuple[Tensor, Tensor]:
+        """Of some images the errors [B], and the logits without attack, under one step and under several [3, B, C]."""
+        x, y = self.x[some], self.y[some]
+        x_single = self.single(model, x, y, self.eps)
+        x_multi = self.multi(model, x, y, self.eps, self.begin[some])
+        x_a, x_b, position = (one[some] for one in self.drawn)
+        with torch.no_grad():
+            errors = self.linearity(model, x, y, self.eps, drawn=(x_a, x_b, position))
+            logits: Tensor = model(torch.cat([x, x_single, x_multi]))
+        return errors, logits.reshape(3, len(y), -1)
 
 
 class GraphedLook:
