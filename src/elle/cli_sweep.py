@@ -13,6 +13,7 @@ from elle.printing import print_json, print_table
 if TYPE_CHECKING:
     from elle.config import Config
     from elle.experiments.object_path import ObjectPath
+    from elle.experiments.recipe import Recipe
     from elle.experiments.sweep import Executor, Item
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -53,8 +54,7 @@ def sweep(
     Example: elle sweep table-2 --only eps=8/255 method=elle-a --seeds 1 --gpus 0,1
     """
     from elle.experiments.recipe import load_recipe
-    from elle.experiments.sweep import chosen_runs, plan, run_sweep, write_manifest
-    from elle.experiments.sweep_view import SweepView
+    from elle.experiments.sweep import chosen_runs, plan, write_manifest
     from elle.files import FolderLock
 
     cluster = {"address": address, "cpus_per_run": cpus_per_run, "gpus_per_run": gpus_per_run, "retries": retries}
@@ -64,14 +64,7 @@ def sweep(
     configs = chosen_runs(loaded, seeds, [*(only or []), *(words or [])])
     store = _object_path(out)
     folder = Path("runs") / loaded.name if out is None or store else Path(out)
-    try:
-        _check_trainable(configs)
-        _check_metrics("expected", {one.metric for one in loaded.expected})
-        if loaded.figure.get("kind", "table") in ("table", "lines", "bars"):  # others draw columns of a run's records
-            asked = loaded.figure.get("metric", [])
-            _check_metrics("[figure]: metric", {asked} if isinstance(asked, str) else set(asked))
-    except InputError as problem:
-        raise InputError(f"recipe {loaded.name}: {problem}") from None
+    _check_recipe(loaded, configs)
     if dry_run:
         items = plan(configs, folder)
         for item in items:
@@ -93,29 +86,45 @@ def sweep(
             if on == "ray"
             else _local(jobs or len(places) or 1, places)
         )
-
-        def changed(item: Item | None) -> None:
-            view(item)
-            if store:
-                store.follow(item)
-
-        try:
-            if store:
-                store.even_out(folder, items)
-            with SweepView(items, to_stderr=as_json) as view:
-                run_sweep(items, executor, changed)
-        except KeyboardInterrupt:
-            _interrupted(items, folder)
+        _carry_out(items, executor, folder, store, to_stderr=as_json)
     if as_json:
         print_json(_rows(items))
-    _conclude(items)
-    if store and store.problem:
-        raise store.problem
+    _conclude(items, store)
     if not as_json:
         are = "is" if len(items) == 1 else "are"
         where = f" and in {store.url}" if store else ""
         named = f" {folder}" if out and not store else ""
         print(f"{_runs(len(items))} in {folder}{where} {are} finished: elle report {recipe}{named}")
+
+
+def _check_recipe(recipe: Recipe, configs: list[Config]) -> None:
+    """What no run could do, or have, is told before the first of them."""
+    try:
+        _check_trainable(configs)
+        _check_metrics("expected", {one.metric for one in recipe.expected})
+        if recipe.figure.get("kind", "table") in ("table", "lines", "bars"):  # others draw columns of a run's records
+            asked = recipe.figure.get("metric", [])
+            _check_metrics("[figure]: metric", {asked} if isinstance(asked, str) else set(asked))
+    except InputError as problem:
+        raise InputError(f"recipe {recipe.name}: {problem}") from None
+
+
+def _carry_out(items: list[Item], executor: Executor, folder: Path, store: ObjectPath | None, to_stderr: bool) -> None:
+    from elle.experiments.sweep import run_sweep
+    from elle.experiments.sweep_view import SweepView
+
+    def changed(item: Item | None) -> None:
+        view(item)
+        if store:
+            store.follow(item)
+
+    try:
+        if store:
+            store.even_out(folder, items)
+        with SweepView(items, to_stderr=to_stderr) as view:
+            run_sweep(items, executor, changed)
+    except KeyboardInterrupt:
+        _interrupted(items, folder)
 
 
 def _runs(count: int) -> str:
@@ -225,13 +234,15 @@ def _interrupted(items: list[Item], folder: Path) -> None:
     )
 
 
-def _conclude(items: list[Item]) -> None:
+def _conclude(items: list[Item], store: ObjectPath | None) -> None:
     failed = [item for item in items if item.state == "failed"]
     if failed:
         raise WorkError(
             f"{len(failed)} of {_runs(len(items))} failed, first {failed[0].name}: {failed[0].said}; the log is in "
             f"{failed[0].path / 'train.log'}; the same command tries again what has not finished"
         )
+    if store and store.problem:
+        raise store.problem
 
 
 def report(
