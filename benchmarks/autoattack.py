@@ -26,6 +26,7 @@ from torch import Tensor
 from elle.engine.runtime import pick_device, pick_precision, prepare_device
 from elle.engine.trained import Trained, load_run
 from elle.evaluation.autoattack import ORDER, Budget, reference, search
+from elle.evaluation.units import BATCH
 from elle.files import file_digest, write_json
 
 Search = Callable[[str, Tensor, Tensor], Tensor]
@@ -121,7 +122,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--norm", default="linf", choices=("linf", "l2", "l1"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--queries", type=int, default=Budget.queries, help="of square")
-    parser.add_argument("--batch", type=int, default=512, help="of ours; the original's is 500")
+    parser.add_argument("--batch", type=int, default=BATCH, help="of ours; the original's is 500")
     parser.add_argument("--precision", default="auto", help="of our search")
     parser.add_argument("--compile", action="store_true", help="the network, for our search")
     parser.add_argument("--reference", default="fp32", choices=("fp32", "tf32"))

@@ -55,7 +55,7 @@ def evaluate(
         str | None, typer.Option(help="Several, with commas: 0,1 are GPUs. The result does not depend on how many.")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Points attacked at once; otherwise 512, fewer of large images.")
+        int | None, typer.Option(min=1, help="Points attacked at once; otherwise 1,024, fewer of large images.")
     ] = None,
     chunk: Annotated[
         int | None, typer.Option(min=1, help="Points a unit of work: what an interruption can cost.")

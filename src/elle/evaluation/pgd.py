@@ -10,6 +10,7 @@ from elle.evaluation.autoattack.norms import Norm
 from elle.evaluation.autoattack.objectives import cross_entropy
 from elle.evaluation.autoattack.oracle import Oracle, Precision, constant
 from elle.evaluation.autoattack.slots import Slots, blank, broken_points
+from elle.evaluation.units import BATCH
 
 
 class PGD:
@@ -51,7 +52,7 @@ def search(
     norm: Norm,
     restarts: int = 1,
     precision: Precision = "fp32",
-    batch: int = 512,
+    batch: int = BATCH,
     graph: bool = False,
     compile: bool = False,
 ) -> Tensor:

@@ -25,7 +25,7 @@ from elle.files import write_atomically
 Bools = npt.NDArray[np.bool_]
 Images = Tensor | npt.NDArray[Any]
 Engine = Literal["fast", "reference"]
-BATCH = 512
+BATCH = 1024
 _CHUNK_PIXELS = 2**28 // 12
 """Pixels of a unit's points, at most: 256 MiB of colour images, of which an attack holds a handful of copies."""
 
