@@ -1,6 +1,7 @@
 """What only a GPU can show of an evaluation: fp16 searches in CUDA graphs that count what float32 counts."""
 
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 from elle.evaluation.autoattack import oracle
 from elle.evaluation.evaluate import assess, evaluate
-from elle.models import batch_norm
+from elle.models import batch_norm, first_convolution, head
 from elle.models.registry import build_model
 from tests.networks import images, trained
 
@@ -46,14 +47,18 @@ def test_fp16_in_graphs_breaks_what_float32_breaks(model, data, name):
 @pytest.mark.parametrize("name", ["fgsm", "pgd-20", "pgd-10-3", "apgd-ce", "apgd-t", "fab-t"])
 def test_a_fused_search_breaks_what_one_without_breaks(model, data, name, monkeypatch):
     pytest.importorskip("triton")
-    calls, fused = [], batch_norm._fused
-    monkeypatch.setattr(batch_norm, "_fused", lambda *given, **more: calls.append(1) or fused(*given, **more))
+    kernels = [(batch_norm, "_fused"), (first_convolution, "convolved"), (head, "logits_and_mean")]
+    calls = set()
+    for module, kernel in kernels:
+        work = getattr(module, kernel)
+        counted = partial(lambda kernel, work, *given, **more: calls.add(kernel) or work(*given, **more), kernel, work)
+        monkeypatch.setattr(module, kernel, counted)
     correct = []
     for wanted in (True, False):
         monkeypatch.setattr(oracle, "FUSED_SEARCH", wanted)
         calls.clear()
         found = assess(model, *data, f"clean,{name}", EPS)["attacks"][name]
-        assert bool(calls) == wanted
+        assert calls == {kernel for _, kernel in kernels if wanted}
         assert found["outside"] == found["unverified"] == 0
         correct.append(found["correct"])
     assert abs(correct[0] - correct[1]) <= 0.01 * len(data[0])

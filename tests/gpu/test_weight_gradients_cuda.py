@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from elle.engine import weight_gradients
-from elle.engine.half_weights import half_weights
 from elle.engine.runtime import GraphedStep
+from elle.models.half_weights import half_weights
 from tests.gpu.test_cuda import DEVICE, make_step
 
 pytestmark = [

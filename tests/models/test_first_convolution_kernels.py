@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elle.engine.half_weights import half_weights
 from elle.models import first_convolution
 from elle.models.first_convolution import Tiles, convolved, input_gradient, takes, weight_gradient
+from elle.models.half_weights import half_weights
 from tests.networks import relative_distance
 from tests.triton_kernels import DEVICE, INTERPRETED, MARKS
 

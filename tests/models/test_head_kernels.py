@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from elle.engine.half_weights import half_weights
 from elle.models import head
+from elle.models.half_weights import half_weights
 from elle.models.head import of_mean
 from tests.networks import relative_distance
 from tests.triton_kernels import DEVICE, INTERPRETED, MARKS

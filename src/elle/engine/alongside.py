@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+
+from elle.models.weight_gradients import side_stream
 
 
 class Alongside:
@@ -35,9 +36,3 @@ class Alongside:
         if self.side is not None and self.read:
             torch.cuda.current_stream().wait_stream(self.side)
         self.read.clear()
-
-
-@functools.cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one of all work that is done beside a device's current stream."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from elle.engine.half_weights import takes_copies
 from elle.models.batch_norm import BatchNorm
+from elle.models.half_weights import takes_copies
 from elle.models.normalise import Normalise
 
 _BATCH_NORMS = (BatchNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

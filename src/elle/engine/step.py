@@ -23,7 +23,6 @@ from elle.engine.averaging import Average
 from elle.engine.batchnorm import running_statistics
 from elle.engine.draws import Draws
 from elle.engine.fused import by_kernels
-from elle.engine.half_weights import half_weights, lowered_weights
 from elle.engine.loss_scale import LossScale
 from elle.engine.ranks import ALONE, Ranks
 from elle.engine.recomputing import blocks_to_recompute, recomputed
@@ -31,6 +30,7 @@ from elle.engine.runtime import Precision, autocast
 from elle.engine.sgd import SGD
 from elle.methods import Method
 from elle.models.batch_norm import launchable, use_fused
+from elle.models.half_weights import half_weights, lowered_weights
 
 RECORDED = ("loss", "accuracy", "error", "weight", "threshold")
 """What each step writes down: the loss and accuracy at its own adversarial points, and the penalty's state."""

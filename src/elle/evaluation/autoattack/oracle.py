@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from elle.models.batch_norm import fusing
+from elle.models.half_weights import half_weights
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 _ROUNDING = {"fp32": 0.0, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7}
@@ -17,7 +18,7 @@ _ROUNDING = {"fp32": 0.0, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7}
 _AUTOCAST: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 FUSED_SEARCH = True
-"""Whether a search has BatchNorm, ReLU and sums in one kernel where the network and the device know how."""
+"""Whether a search has small work done by kernels of our own where the network and the device know how."""
 
 # Logits' derivatives are sent back with this as their largest entry: well inside half precision on both sides.
 _SCALE = 64.0
@@ -43,6 +44,7 @@ class Oracle:
         self.precision = precision
         self.compiled_for = compiled_for
         self._compiled: Callable[[Tensor], Tensor] = torch.compile(model, dynamic=False) if compiled_for else model
+        self._lowers = precision == "fp16" and compiled_for is None and not _has_compiled_parts(model)
 
     def _network(self, x: Tensor) -> Tensor:
         """Compiled for batches of one size; the others are too short-lived to be worth it."""
@@ -52,9 +54,16 @@ class Oracle:
         dtype = _AUTOCAST.get(self.precision)
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
+    def _weights(self) -> contextlib.AbstractContextManager[object]:
+        """Around a pass and its backward: the weights that it sees, in half precision all at once.
+
+        Only there: an exact answer is to see the weights themselves.
+        """
+        return half_weights(self.model, kernels=FUSED_SEARCH) if self._lowers else contextlib.nullcontext()
+
     def logits(self, x: Tensor) -> Tensor:
         """[B, K] in the search's precision, as float32."""
-        with torch.no_grad(), tf32(self.precision == "tf32"), self._autocast():
+        with torch.no_grad(), tf32(self.precision == "tf32"), self._autocast(), self._weights():
             outputs = self._network(self._laid_out(x))
         return outputs.float()
 
@@ -64,7 +73,7 @@ class Oracle:
         The derivatives by the logits are taken in float32 and scaled for each image before they go back through
         the network: a confident image's cross-entropy would otherwise have the gradient 0 in half precision.
         """
-        with torch.enable_grad(), tf32(self.precision == "tf32"):
+        with torch.enable_grad(), tf32(self.precision == "tf32"), self._weights():
             x = self._laid_out(x).detach().requires_grad_()
             with self._autocast():
                 outputs = self._network(x)
@@ -101,6 +110,11 @@ class Oracle:
         if self.device.type == "cuda" and x.dim() == 4:
             return x.contiguous(memory_format=torch.channels_last)
         return x
+
+
+def _has_compiled_parts(model: nn.Module) -> bool:
+    """Whether a compiler holds code for parts of it, which it would write anew whenever their weights are others."""
+    return any("_orig_mod" in part._modules or part._compiled_call_impl is not None for part in model.modules())
 
 
 def _pulled_back(outputs: Tensor, x: Tensor, slope: Tensor) -> Tensor:

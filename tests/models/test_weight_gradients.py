@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from elle.engine.weight_gradients import Beside, suits
+from elle.models.weight_gradients import Beside, suits
 
 
 def gradients(layer, x, beside):

@@ -17,7 +17,6 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from elle.core.second_order.convolution import asked_for
-from elle.engine.alongside import side_stream
 from elle.models import first_convolution, head
 
 BEHIND = 3
@@ -25,6 +24,12 @@ BEHIND = 3
 
 Settings = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 """Of a convolution: stride, padding, dilation and groups."""
+
+
+@functools.cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one of all work that is done beside a device's current stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class Beside:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from elle.engine.weight_gradients import Beside, suits
+from elle.models.weight_gradients import Beside, suits
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 """Autocast computes these in half precision. No class derived from them: it may do something else with its weights."""

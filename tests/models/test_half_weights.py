@@ -9,9 +9,9 @@ from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elle.engine import step as step_module
-from elle.engine.half_weights import half_weights
-from elle.engine.weight_gradients import Beside
+from elle.models.half_weights import half_weights
 from elle.models.residual import PreActResNet
+from elle.models.weight_gradients import Beside
 from tests.engine.steps import make_step, parameters, small_cnn, take
 
 
