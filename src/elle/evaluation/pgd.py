@@ -9,7 +9,7 @@ from elle.core.attacks import SignStep
 from elle.evaluation.autoattack.norms import Norm
 from elle.evaluation.autoattack.objectives import cross_entropy
 from elle.evaluation.autoattack.oracle import Oracle, Precision, constant
-from elle.evaluation.autoattack.slots import Slots, blank, broken_points
+from elle.evaluation.autoattack.slots import Slots, blank, broken_points, pool_count
 from elle.evaluation.units import BATCH
 
 
@@ -32,6 +32,8 @@ class PGD:
                 self._starts, self._drawn = self.attack.first_point(self.x, self.eps), self._drawn + 1
             chosen = variant == restart
             x_adv[chosen] = self._starts[point[chosen]]
+        if x.is_cuda:  # what was drawn is read on the streams of several pools, and given away by whichever draws next
+            torch.cuda.current_stream(x.device).synchronize()
         return Slots(**blank(x, y, x_adv, self.questions))
 
     def step(self, slots: Slots) -> None:
@@ -59,6 +61,7 @@ def search(
     """x_adv [N, ...] for correctly classified x: a point of ball and box that float32 misclassifies, else x."""
     if not x.is_cuda and not compile:
         batch = min(batch, len(x))  # a CPU gains nothing from a second restart before the first has ended
-    oracle = Oracle(model, x.device, precision, batch if compile else None)
+    compiled_for = batch // pool_count(batch, graph and x.is_cuda) if compile else None
+    oracle = Oracle(model, x.device, precision, compiled_for)
     with constant(model), torch.no_grad():
-        return broken_points(PGD(oracle, attack, x, y, eps, restarts), oracle, x, y, eps, norm, batch, graph)
+        return broken_points(PGD(oracle, attack, x, y, eps, restarts), oracle, x, eps, norm, batch, graph)

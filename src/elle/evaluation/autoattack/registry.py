@@ -12,7 +12,7 @@ from elle.evaluation.autoattack.apgd import APGD
 from elle.evaluation.autoattack.fab import FAB
 from elle.evaluation.autoattack.norms import Norm
 from elle.evaluation.autoattack.oracle import Oracle, Precision, constant
-from elle.evaluation.autoattack.slots import Attack, broken_points
+from elle.evaluation.autoattack.slots import Attack, broken_points, pool_count
 from elle.evaluation.autoattack.square import Square
 
 ORDER = ("apgd-ce", "apgd-t", "fab-t", "square")
@@ -67,10 +67,11 @@ def search(
     if len(x) == 0:
         return x.clone()
     slots = batch * (_WITHOUT_GRADIENT if name == "square" else 1)
-    oracle = Oracle(model, x.device, precision, slots if compile else None)
+    compiled_for = slots // pool_count(slots, graph and x.is_cuda) if compile else None
+    oracle = Oracle(model, x.device, precision, compiled_for)
     with constant(model), torch.no_grad():
         attack = make_attack(name, oracle, x, y, eps, norm, classes, seed, budget or Budget())
-        return broken_points(attack, oracle, x, y, eps, norm, slots, graph)
+        return broken_points(attack, oracle, x, eps, norm, slots, graph)
 
 
 def known(name: str) -> None:
