@@ -102,7 +102,7 @@ def test_a_finished_run_is_judged_from_its_files(detection, tmp_path, fall, kind
 
 def test_a_run_that_was_cut_goes_on_and_has_the_truth_of_one_that_was_not(detection, tmp_path, monkeypatch):
     runs = import_module("detection_runs")
-    words = "data=digits method=fgsm eps=0.2 model=small-cnn epochs=2 batch=64 seed=0"
+    words = "data=digits method=fgsm eps=0.2 model=small-cnn epochs=2 batch=68 seed=0"
     whole = runs.make_run(words, tmp_path / "whole", None, 20, "cpu")
     look, left = runs.Truth.look, iter(range(3))
 
@@ -117,7 +117,10 @@ def test_a_run_that_was_cut_goes_on_and_has_the_truth_of_one_that_was_not(detect
     monkeypatch.setattr(runs.Truth, "look", look)
     again = runs.make_run(words, tmp_path / "cut", None, 20, "cpu")
     assert detection.read_lines(again / "truth.jsonl") == detection.read_lines(whole / "truth.jsonl")
-    assert len(detection.read_lines(again / "truth.jsonl")) == 4
+    truth, looks = (detection.read_lines(again / f"{name}.jsonl") for name in ("truth", "probes"))
+    # Every 9 steps of epochs of 19: the third look's steps begin in the epoch before.
+    assert [one["step"] for one in truth] == [9, 18, 27, 36]
+    assert [one["accuracy"] for one in truth] == [one["accuracy"] for one in looks]
     assert detection.judged(again) | {"run": ""} == detection.judged(whole) | {"run": ""}
 
 

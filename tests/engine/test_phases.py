@@ -136,7 +136,7 @@ def test_a_run_that_goes_back_into_an_earlier_phase_goes_on_as_it_did_before(roo
     train(load_config(plain))
     rolled = []
 
-    def look(guard, position, seconds):
+    def look(guard, seconds):
         if guard.run.done == 8 and not rolled:
             guard.tensors = {name: value.detach().clone() for name, value in guard.run.step.state().items()}
             guard.step = 8
@@ -157,8 +157,8 @@ def test_every_phase_is_looked_at_twice_an_epoch_of_its_own(root, tmp_path, monk
     """Its epochs, of 5, 7 and 11 steps, have a look every 2, 3 and 5, counted from where the phase begins."""
     looks, look = [], Guard.look
 
-    def noted(guard, position, seconds):
-        back = look(guard, position, seconds)
+    def noted(guard, seconds):
+        back = look(guard, seconds)
         looks.append((guard.run.done, guard.monitor.per_epoch))
         return back
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,7 @@ from elle.core.linearity import Linearity
 from elle.data.registry import find_dataset
 from elle.engine.monitor import Kind, Reading, Verdict
 from elle.engine.probe import IMAGES, CollapseMonitor
+from elle.engine.records import number
 from elle.engine.runtime import autocast
 from elle.engine.step import RECORDED
 from elle.errors import InputError, WorkError
@@ -84,8 +84,16 @@ class Guard:
             return False
         return run.schedule.eps(run.timetable.share(min(run.done, run.total_steps - 1))) == 1
 
-    def look(self, position: int, seconds: float) -> bool:
-        """Look at the network after `position` steps and `seconds` of the epoch; whether the run was rolled back.
+    def latest(self) -> dict[str, float | None]:
+        """The means of what the steps since the last look have written down."""
+        run = self.run
+        # Behind the rows of this epoch are still those of the one before, in which the last look may have been.
+        position = run.timetable.place(run.done - 1)[1] + 1
+        rows = run.step.records[: run.steps_per_epoch].roll(-position, 0)[-self.every :]
+        return {name: number(mean) for name, mean in zip(RECORDED, rows.nanmean(0).tolist(), strict=True)}
+
+    def look(self, seconds: float) -> bool:
+        """Look at the network after `seconds` of the epoch; whether the run was rolled back.
 
         In the training precision and apart from its random state: a look changes nothing.
         """
@@ -93,11 +101,8 @@ class Guard:
         assert monitor is not None
         monitor.per_epoch = max(1, run.steps_per_epoch // self.every)
         monitor.batch = run.fitting(len(monitor.y))  # a device may have room for few images more than it trains on
-        # Behind the rows of this epoch are still those of the one before, in which the last look may have been.
-        latest = run.step.records[: run.steps_per_epoch].roll(-position, 0)[-self.every :]
-        rows = latest.nanmean(0).tolist()
-        means = {name: value if math.isfinite(value) else None for name, value in zip(RECORDED, rows, strict=True)}
-        known = {"loss": means["loss"], "accuracy": means["accuracy"], "rate": float(run.step.lr)}
+        latest = self.latest()
+        known = {"loss": latest["loss"], "accuracy": latest["accuracy"], "rate": float(run.step.lr)}
 
         def check() -> tuple[Verdict | None, Reading]:
             with autocast(run.device, run.precision):

@@ -218,7 +218,7 @@ class Run:
             self.done += 1
             self.step.between(self.done)
             self.watcher.stepped(self.done)
-            if self.guard.due() and self.guard.look(k + 1, self.epoch_seconds + time.perf_counter() - started):
+            if self.guard.due() and self.guard.look(self.epoch_seconds + time.perf_counter() - started):
                 return  # rolled back: the loop goes on from another step
             if k + 1 < self.steps_per_epoch and (signal_name := stopped(False)):
                 self.epoch_seconds += time.perf_counter() - started
