@@ -56,6 +56,12 @@ def test_an_augmented_batch_is_compared_with_the_step(benchmark, tmp_path, monke
     assert result["batch_ms"] > 0
 
 
+@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is there")
+def test_what_times_kernels_says_in_a_line_that_triton_is_missing(benchmark):
+    with pytest.raises(SystemExit, match="No module named 'triton': .* run it where Triton is installed"):
+        benchmark("normalisation")
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
     reason="needs Triton and TRITON_INTERPRET=1",
