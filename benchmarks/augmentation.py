@@ -20,8 +20,8 @@ from torch import Tensor
 from elle.data.resident import Resident
 from elle.data.sources import Split
 from elle.engine.bench import Setting, measure, milliseconds
-from elle.engine.checkpoint import write_json
 from elle.engine.runtime import GraphedStep, pick_device, pick_precision, prepare_device
+from elle.files import write_json
 
 CAPTURED = 10
 LIMIT = 0.03

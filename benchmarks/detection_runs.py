@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from elle.config import load_config
+from elle.core.precision import autocast
 from elle.data.resident import to_tensors
 from elle.engine import checkpoint
 from elle.engine.loop import Run, Watcher
 from elle.engine.probe import GraphedLook
-from elle.engine.runtime import AUTOCAST
 from elle.evaluation.mode import evaluation_mode, is_wrong
 from elle.evaluation.names import parse_attacks
 
@@ -145,8 +145,7 @@ class Truth:
         self.measure = GraphedLook(self._measure, run.device) if run.graphed else self._measure
 
     def _measure(self, model: nn.Module) -> Tensor:
-        dtype = AUTOCAST.get(self.run.precision)
-        with torch.autocast(self.x.device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False):
+        with autocast(self.x.device, self.run.precision, cache=False):
             x_adv = self.attack(model, self.x, self.y, self.eps, self.begin)
             with torch.no_grad():
                 wrong = is_wrong(model(torch.cat([self.x, x_adv])), self.y.repeat(2))

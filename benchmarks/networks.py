@@ -19,9 +19,10 @@ from results import result_file
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from elle.core.precision import Precision, autocast
 from elle.engine.bench import milliseconds
-from elle.engine.checkpoint import write_json
-from elle.engine.runtime import GraphedStep, Precision, autocast, pick_device, pick_precision, prepare_device
+from elle.engine.runtime import GraphedStep, pick_device, pick_precision, prepare_device
+from elle.files import write_json
 from elle.models.registry import MODELS, Model
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from elle.engine import checkpoint
 from elle.engine.loop import Watcher, train
 from elle.errors import InputError, WorkError
+from elle.files import write_json
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(7), "c": torch.tensor([1, 2], dtype=torch.uint8)}
 HOLDER = """
@@ -76,14 +77,14 @@ def test_tensors_that_share_storage_are_written_in_full(tmp_path):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path, monkeypatch, call, number):
     path = tmp_path / "x.json"
-    checkpoint.write_json(path, "old")
+    write_json(path, "old")
 
     def fail(*_):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, call, fail)
     with pytest.raises(WorkError, match=rf"could not write .*x\.json: {os.strerror(number)}; .*--resume"):
-        checkpoint.write_json(path, "new")
+        write_json(path, "new")
     assert json.loads(path.read_text()) == "old"
     assert names(tmp_path) == ["x.json"]
 
@@ -91,14 +92,14 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path, monkeypat
 @pytest.mark.parametrize("call", ["replace", "fsync"])
 def test_an_interrupted_write_leaves_the_old_file_and_no_temporary(tmp_path, monkeypatch, call):
     path = tmp_path / "x.json"
-    checkpoint.write_json(path, "old")
+    write_json(path, "old")
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, call, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.write_json(path, "new")
+        write_json(path, "new")
     assert json.loads(path.read_text()) == "old"
     assert names(tmp_path) == ["x.json"]
 
@@ -213,7 +214,7 @@ def test_a_folder_in_place_of_a_checkpoint_is_refused_and_the_older_one_offered(
 def test_a_file_in_place_of_a_folder_is_a_failed_write(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(WorkError, match=r"could not write .*file/x\.json: File exists"):
-        checkpoint.write_json(tmp_path / "file" / "x.json", {})
+        write_json(tmp_path / "file" / "x.json", {})
     assert (tmp_path / "file").read_text() == "mine"
 
 

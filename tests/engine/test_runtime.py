@@ -9,8 +9,9 @@ import weakref
 import pytest
 import torch
 
+from elle.core.precision import autocast
 from elle.engine.loop import train
-from elle.engine.runtime import GraphedStep, autocast, pick_device, pick_precision, stop_signals, stopped_at_once
+from elle.engine.runtime import GraphedStep, pick_device, pick_precision, stop_signals, stopped_at_once
 from elle.errors import InputError, Interrupted
 
 CPU = torch.device("cpu")

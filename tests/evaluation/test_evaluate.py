@@ -9,7 +9,9 @@ from torch import nn
 import elle
 from elle.core.attacks import SignStep
 from elle.errors import InputError
-from elle.evaluation.evaluate import evaluate, parse_attacks, surviving, wilson_interval
+from elle.evaluation.evaluate import evaluate, surviving
+from elle.evaluation.names import parse_attacks
+from elle.evaluation.results import wilson_interval
 from tests.networks import conv_net, images, trained
 
 

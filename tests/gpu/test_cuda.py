@@ -8,9 +8,10 @@ import torch
 
 import elle
 from elle.core.linearity import Linearity
+from elle.core.precision import autocast
 from elle.data.resident import Resident
 from elle.data.sources import Split
-from elle.engine.runtime import GraphedStep, autocast, prepare_device
+from elle.engine.runtime import GraphedStep, prepare_device
 from elle.engine.step import RECORDED, Step
 from elle.errors import InputError
 from elle.methods import METHODS, configured

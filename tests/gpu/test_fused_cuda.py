@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from elle.core.linearity import Linearity
-from elle.engine.runtime import GraphedStep, autocast, prepare_device
+from elle.core.precision import autocast
+from elle.engine.runtime import GraphedStep, prepare_device
 from elle.engine.step import RECORDED
 from elle.models import batch_norm
 from elle.models.batch_norm import fusing, use_fused

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from elle.config import load_config
+from elle.core.precision import autocast
 from elle.engine import checkpoint
 from elle.engine.loop import Run, Watcher, train
 from elle.engine.probe import CollapseMonitor
-from elle.engine.runtime import autocast
 from tests.gpu.waiting import without_waiting
 
 from ..networks import conv_net, images, trained

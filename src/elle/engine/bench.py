@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from elle.core.precision import Precision
 from elle.data.resident import Resident
 from elle.data.sources import Split
 from elle.engine.footprint import PeakBytes
-from elle.engine.runtime import GraphedStep, Precision
+from elle.engine.runtime import GraphedStep
 from elle.engine.step import Penalty, Step
 from elle.methods import Method, configured
 from elle.models.registry import MODELS, build_model

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from elle.errors import InputError
 from elle.files import FolderLock, not_written, write_atomically
-from elle.files import write_json as write_json
 
 KEPT = 2
 """Checkpoints kept in a run directory: the newest, and the one before in case it cannot be read."""

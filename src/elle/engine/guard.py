@@ -11,11 +11,11 @@ from torch import Tensor
 from elle.config import Config
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Linearity
+from elle.core.precision import autocast
 from elle.data.registry import find_dataset
 from elle.engine.monitor import Kind, Reading, Verdict
 from elle.engine.probe import IMAGES, CollapseMonitor
 from elle.engine.records import number
-from elle.engine.runtime import autocast
 from elle.engine.step import RECORDED
 from elle.errors import InputError, WorkError
 from elle.methods import Method

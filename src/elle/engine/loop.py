@@ -28,7 +28,7 @@ from elle.engine.runtime import GraphedStep, pick_device, pick_precision, stop_s
 from elle.engine.same_images import check_same_images, count_images
 from elle.engine.tracking import Tracking
 from elle.errors import InputError, WorkError, stopped_by
-from elle.evaluation.evaluate import parse_attacks
+from elle.evaluation.names import parse_attacks
 from elle.evaluation.units import fitting_batch
 from elle.methods import Method
 from elle.version import __version__

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from elle.config import Config, given
+from elle.core.precision import Precision
 from elle.data.image_folder import filled_in, training_source
 from elle.data.phases import Phase, Timetable
 from elle.data.registry import dataset_statistics, load_dataset
@@ -19,7 +20,7 @@ from elle.data.workers import usable_workers
 from elle.engine.batches import Batches
 from elle.engine.batchnorm import synchronise
 from elle.engine.ranks import Ranks
-from elle.engine.runtime import Precision, prepare_device
+from elle.engine.runtime import prepare_device
 from elle.engine.same_images import check_alike
 from elle.engine.step import Step
 from elle.errors import InputError

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elle.core.attacks import Norm, SignStep, check_radius
+from elle.core.attacks import Norm, SignStep, check_radius, unwrapped
 from elle.core.linearity import Linearity
 from elle.engine.monitor import Monitor, Reading, Verdict
 from elle.evaluation.autoattack import oracle
 from elle.evaluation.capture import Captured
-from elle.evaluation.mode import evaluation_mode, is_wrong, unwrapped
+from elle.evaluation.mode import evaluation_mode, is_wrong
 from elle.models.batch_norm import fusing
 
 IMAGES = 128

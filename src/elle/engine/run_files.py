@@ -17,7 +17,7 @@ from elle.config import Config, format_radius
 from elle.engine import checkpoint
 from elle.engine.ranks import Ranks
 from elle.errors import InputError
-from elle.files import write_atomically
+from elle.files import write_atomically, write_json
 
 FINAL = "final.parts"
 """In a run directory, while the final evaluation is under way: what is done of it."""
@@ -115,7 +115,7 @@ class RunFiles:
         parts = self.directory / FINAL
 
         def write() -> None:
-            checkpoint.write_json(self.directory / "result.json", result)
+            write_json(self.directory / "result.json", result)
             shutil.rmtree(parts, ignore_errors=True)
 
         self.ranks.from_first(write)

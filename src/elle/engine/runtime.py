@@ -6,18 +6,16 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from elle.core.precision import Precision
 from elle.engine.signals import handling
 from elle.errors import InputError, stopped_by
 from elle.evaluation.capture import CannotCapture, Captured
 
-Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 _STOPS = (signal.SIGINT, signal.SIGTERM)
-AUTOCAST: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def pick_device(name: str) -> torch.device:
@@ -52,12 +50,6 @@ def prepare_device(device: torch.device, precision: Precision) -> None:
     torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
     torch.backends.cudnn.benchmark = True
-
-
-def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """The mixed-precision context of a training step."""
-    dtype = AUTOCAST.get(precision)
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 class GraphedStep:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from elle.core.attacks import Replay
 from elle.core.controller import OnOff
+from elle.core.precision import Precision, autocast
 from elle.core.second_order import twice_differentiable
 from elle.core.subspace import flattened
 from elle.data.resident import Resident
@@ -26,7 +27,6 @@ from elle.engine.fused import by_kernels
 from elle.engine.loss_scale import LossScale
 from elle.engine.ranks import ALONE, Ranks
 from elle.engine.recomputing import blocks_to_recompute, recomputed
-from elle.engine.runtime import Precision, autocast
 from elle.engine.sgd import SGD
 from elle.methods import Method
 from elle.models.batch_norm import launchable, use_fused

@@ -13,7 +13,7 @@ from elle.core.linearity import cross_entropy
 from elle.engine.checkpoint import read_tensors
 from elle.engine.trained import load_run
 from elle.errors import InputError
-from elle.evaluation.evaluate import evaluation_mode, exact_float32
+from elle.evaluation.mode import evaluation_mode, exact_float32
 
 POINTS = 15
 """Points along each direction."""

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from elle.config import given
 from elle.core.attacks import Norm
+from elle.core.precision import autocast
 from elle.engine.monitor import collapse_epoch
 from elle.engine.records import Record, number
-from elle.engine.runtime import autocast
-from elle.evaluation.evaluate import EvaluationAttack, evaluation_mode, parse_tracked, surviving
+from elle.evaluation.evaluate import surviving
 from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error
+from elle.evaluation.mode import evaluation_mode
+from elle.evaluation.names import EvaluationAttack, parse_tracked
 
 if TYPE_CHECKING:
     from elle.engine.loop import Run

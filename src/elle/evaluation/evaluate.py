@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elle.core.attacks import check_radius
+from elle.core.attacks import check_radius, unwrapped
+from elle.core.precision import Precision
 from elle.errors import InputError
-from elle.evaluation.autoattack import ORDER, adaptations
-from elle.evaluation.autoattack.oracle import Precision
+from elle.evaluation.autoattack import ORDER, Norm, adaptations
 from elle.evaluation.checks import check
-from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong, unwrapped
-from elle.evaluation.names import EvaluationAttack, Norm, parse_attacks, parse_tracked
-from elle.evaluation.results import SCHEMA, collected, entries, packed, wilson_interval
+from elle.evaluation.mode import device_of, is_wrong
+from elle.evaluation.names import EvaluationAttack, parse_attacks
+from elle.evaluation.results import SCHEMA, collected, entries, packed
 from elle.evaluation.units import (
     BATCH,
     Engine,
@@ -34,19 +34,6 @@ from elle.evaluation.units import (
 )
 from elle.evaluation.worker import Worker
 from elle.version import __version__
-
-__all__ = [
-    "EvaluationAttack",
-    "assess",
-    "evaluate",
-    "evaluation_mode",
-    "exact_float32",
-    "parse_attacks",
-    "parse_tracked",
-    "record_of",
-    "surviving",
-    "wilson_interval",
-]
 
 
 def evaluate(

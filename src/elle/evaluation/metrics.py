@@ -14,7 +14,7 @@ from elle.core.attacks import Norm as AttackNorm
 from elle.core.attacks import fgsm, pgd
 from elle.core.linearity import Linearity, Norm
 from elle.errors import InputError, WorkError, nearest
-from elle.evaluation.evaluate import evaluation_mode, exact_float32
+from elle.evaluation.mode import evaluation_mode, exact_float32
 
 Summary = dict[str, float | int]
 Metric = Callable[[nn.Module, Tensor, Tensor, float, Norm], Tensor]

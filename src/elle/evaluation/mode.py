@@ -9,31 +9,36 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from elle.core.attacks import differentiable as differentiable
-from elle.core.attacks import unwrapped as unwrapped
+from elle.core.attacks import differentiable
 from elle.models.batch_norm import fusing
 
 
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module, seed: int, device: torch.device) -> Iterator[None]:
     """Eval mode and a random stream of its own; both are put back, so that evaluating never changes training."""
-    modes = {module: module.training for module in model.modules()}
     cuda = [device] if device.type == "cuda" else []
+    with differentiable(), torch.random.fork_rng(devices=cuda), repeatable(model):
+        torch.manual_seed(seed)
+        # What counts is torch's own BatchNorm; a search may ask for the fused one.
+        with fusing(model, False), _apart_from_other_ranks(model):
+            yield
+
+
+@contextlib.contextmanager
+def repeatable(model: nn.Module) -> Iterator[None]:
+    """Eval mode and the same kernels every time; both are put back."""
+    modes = [(module, module.training) for module in model.modules()]
     cudnn = torch.backends.cudnn
     kept = cudnn.benchmark, cudnn.deterministic
-    with differentiable(), torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(seed)
-        # Kernels chosen by trial differ from one process to the next: what is resumed would not be what was begun.
-        cudnn.benchmark, cudnn.deterministic = False, True
-        model.eval()
-        try:
-            # What counts is torch's own BatchNorm; a search may ask for the fused one.
-            with fusing(model, False), _apart_from_other_ranks(model):
-                yield
-        finally:
-            cudnn.benchmark, cudnn.deterministic = kept
-            for module, training in modes.items():
-                module.training = training
+    model.eval()
+    # Kernels chosen by trial differ from one process to the next: what is resumed would not be what was begun.
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = kept
+        for module, training in modes:
+            module.training = training
 
 
 @contextlib.contextmanager
@@ -53,13 +58,19 @@ def _apart_from_other_ranks(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def exact_float32(device: torch.device) -> Iterator[None]:
     """float32 with full mantissas: no autocast and no TF32."""
-    kept = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    with tf32(False), torch.autocast(device.type, enabled=False):
+        yield
+
+
+@contextlib.contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Whether float32 products may be rounded to TF32; put back afterwards."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
     try:
-        with torch.autocast(device.type, enabled=False):
-            yield
+        yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = kept
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import get_args
 
 from elle.core.attacks import SignStep
 from elle.errors import InputError, nearest
-from elle.evaluation.autoattack import ORDER
+from elle.evaluation.autoattack import ORDER, Norm
 
-Norm = Literal["linf", "l2", "l1"]
-NORMS: tuple[Norm, ...] = ("linf", "l2", "l1")
+NORMS: tuple[Norm, ...] = get_args(Norm)
 ENSEMBLE = "autoattack"
 _KNOWN = ("clean", "fgsm", "pgd-20", "pgd-50-10", *ORDER, ENSEMBLE)
 

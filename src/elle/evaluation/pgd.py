@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from elle.core.attacks import SignStep
+from elle.core.precision import Precision
 from elle.evaluation.autoattack.norms import Norm
 from elle.evaluation.autoattack.objectives import cross_entropy
-from elle.evaluation.autoattack.oracle import Oracle, Precision, constant
+from elle.evaluation.autoattack.oracle import Oracle, constant
 from elle.evaluation.autoattack.slots import Slots, blank, broken_points, pool_count
 from elle.evaluation.units import BATCH
 

@@ -17,9 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from elle.core.precision import Precision
 from elle.errors import InputError
-from elle.evaluation.autoattack.oracle import Precision
-from elle.evaluation.names import EvaluationAttack, Norm
+from elle.evaluation.autoattack import Norm
+from elle.evaluation.names import EvaluationAttack
 from elle.files import write_atomically
 
 Bools = npt.NDArray[np.bool_]

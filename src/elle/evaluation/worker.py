@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elle.core.attacks import check_logits
+from elle.core.attacks import check_logits, differentiable
 from elle.errors import InputError, WorkError
 from elle.evaluation import pgd
-from elle.evaluation.autoattack import ORDER, search
+from elle.evaluation.autoattack import ORDER, Norm, search
 from elle.evaluation.autoattack.norms import length
 from elle.evaluation.autoattack.objectives import cross_entropy
 from elle.evaluation.autoattack.oracle import Oracle
-from elle.evaluation.mode import current, differentiable, evaluation_mode, exact_float32, is_wrong
-from elle.evaluation.names import EvaluationAttack, Norm
+from elle.evaluation.mode import current, evaluation_mode, exact_float32, is_wrong
+from elle.evaluation.names import EvaluationAttack
 from elle.evaluation.units import Bools, Images, Outcome, Settings, Store, Unit, as_tensor, plan, unit_seed
 from elle.models.foreign import first_line
 
@@ -229,35 +230,14 @@ def searched(
     name: str, model: nn.Module, x: Tensor, y: Tensor, settings: Settings, *, classes: int, seed: int, graph: bool
 ) -> Tensor:
     """One of AutoAttack's attacks, by elle's own engine or the reference's."""
+    common: dict[str, Any] = {"norm": settings.norm, "classes": classes, "seed": seed, "batch": settings.batch}
     if settings.engine == "reference":
         from elle.evaluation.autoattack import reference
 
-        return reference.search(
-            name,
-            model,
-            x,
-            y,
-            settings.eps,
-            norm=settings.norm,
-            classes=classes,
-            seed=seed,
-            precision="tf32" if settings.precision == "tf32" else "fp32",
-            batch=settings.batch,
-        )
-    return search(
-        name,
-        model,
-        x,
-        y,
-        settings.eps,
-        norm=settings.norm,
-        classes=classes,
-        seed=seed,
-        precision=settings.precision,
-        batch=settings.batch,
-        graph=graph,
-        compile=settings.compile,
-    )
+        precision: Literal["fp32", "tf32"] = "tf32" if settings.precision == "tf32" else "fp32"
+        return reference.search(name, model, x, y, settings.eps, precision=precision, **common)
+    own: dict[str, Any] = {"precision": settings.precision, "graph": graph, "compile": settings.compile}
+    return search(name, model, x, y, settings.eps, **common, **own)
 
 
 def is_inside(x_adv: Tensor, x: Tensor, eps: float, norm: Norm) -> Tensor:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from elle.core.precision import Precision, autocast
+from elle.evaluation.mode import exact_float32, repeatable, tf32
 from elle.models.batch_norm import fusing
 from elle.models.half_weights import half_weights
 
-Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 _ROUNDING = {"fp32": 0.0, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7}
 """Relative distance of neighbouring numbers; 0 for float32, whose word is taken."""
-_AUTOCAST: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 FUSED_SEARCH = True
 """Whether a search has small work done by kernels of our own where the network and the device know how."""
@@ -50,10 +50,6 @@ class Oracle:
         """Compiled for batches of one size; the others are too short-lived to be worth it."""
         return self._compiled(x) if len(x) == self.compiled_for else self.model(x)
 
-    def _autocast(self) -> torch.autocast:
-        dtype = _AUTOCAST.get(self.precision)
-        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
-
     def _weights(self) -> contextlib.AbstractContextManager[object]:
         """Around a pass and its backward: the weights that it sees, in half precision all at once.
 
@@ -63,7 +59,7 @@ class Oracle:
 
     def logits(self, x: Tensor) -> Tensor:
         """[B, K] in the search's precision, as float32."""
-        with torch.no_grad(), tf32(self.precision == "tf32"), self._autocast(), self._weights():
+        with torch.no_grad(), tf32(self.precision == "tf32"), autocast(self.device, self.precision), self._weights():
             outputs = self._network(self._laid_out(x))
         return outputs.float()
 
@@ -75,7 +71,7 @@ class Oracle:
         """
         with torch.enable_grad(), tf32(self.precision == "tf32"), self._weights():
             x = self._laid_out(x).detach().requires_grad_()
-            with self._autocast():
+            with autocast(self.device, self.precision):
                 outputs = self._network(x)
             logits = outputs.detach().float().requires_grad_()
             value = objective(logits)
@@ -92,8 +88,7 @@ class Oracle:
     def exact(self, x: Tensor, chunk: int = 512) -> Tensor:
         """Logits in float32 proper [N, K], by torch's own operations."""
         parts = []
-        autocast = torch.autocast(self.device.type, enabled=False)
-        with fusing(self.model, False), torch.no_grad(), tf32(False), autocast:
+        with fusing(self.model, False), torch.no_grad(), exact_float32(self.device):
             for part in torch.split(x, chunk):
                 # Padded to a power of two, so that a GPU meets few shapes.
                 padded = min(chunk, max(16, 1 << (len(part) - 1).bit_length()))
@@ -132,37 +127,17 @@ def constant(model: nn.Module, channels_last: bool = True) -> Iterator[None]:
     On a GPU convolutions' weights are laid out as the images are, channels last, and layers are fused; unless that is
     not wanted.
     """
-    modes = [(module, module.training) for module in model.modules()]
     wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     filters = [(p, p.data) for p in model.parameters() if channels_last and p.is_cuda and p.dim() == 4]
-    cudnn = torch.backends.cudnn
-    choice = cudnn.benchmark, cudnn.deterministic
-    model.eval()
     for parameter, _ in wanted:
         parameter.requires_grad_(False)
     for parameter, weights in filters:
         parameter.data = weights.contiguous(memory_format=torch.channels_last)
-    # Kernels chosen by trial differ between runs, and with them the last digits of a search.
-    cudnn.benchmark, cudnn.deterministic = False, True
     try:
-        with fusing(model, FUSED_SEARCH and channels_last):
+        with repeatable(model), fusing(model, FUSED_SEARCH and channels_last):
             yield
     finally:
-        cudnn.benchmark, cudnn.deterministic = choice
         for parameter, weights in filters:
             parameter.data = weights
-        for module, training in modes:
-            module.training = training
         for parameter, grad in wanted:
             parameter.requires_grad_(grad)
-
-
-@contextlib.contextmanager
-def tf32(allowed: bool) -> Iterator[None]:
-    """Whether float32 products may be rounded to TF32; put back afterwards."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

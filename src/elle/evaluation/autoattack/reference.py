@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from elle.errors import InputError, WorkError
-from elle.evaluation.autoattack.norms import Norm
-from elle.evaluation.autoattack.oracle import Oracle, constant, tf32
-from elle.evaluation.autoattack.registry import Budget, known
+from elle.evaluation.autoattack.norms import Norm, per_image
+from elle.evaluation.autoattack.oracle import Oracle, constant
+from elle.evaluation.autoattack.registry import STANDARD, Budget, known
+from elle.evaluation.mode import tf32
 
 _NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
 _FEWEST_CLASSES = 4
@@ -45,7 +46,7 @@ def search(
     seed: int,
     precision: Literal["fp32", "tf32"] = "fp32",
     batch: int = 500,
-    budget: Budget | None = None,
+    budget: Budget = STANDARD,
     channels_last: bool = False,
 ) -> Tensor:
     """x_adv [N, ...] of one attack of the original, seeded; x where the attack does not succeed.
@@ -55,7 +56,7 @@ def search(
     Random state, trace function, eval mode and TF32 are the caller's again afterwards.
     """
     known(name)
-    x, y, budget = x.detach().float(), y.long(), budget or Budget()
+    x, y = x.detach().float(), y.long()
     if not len(x):  # which the original cannot take
         return x
     attack = _original(name, _Floats(model), x.device, eps, norm, classes, seed, budget)
@@ -74,7 +75,7 @@ def search(
         except RuntimeError as problem:  # the original asks every network for a gradient
             reason = str(problem).splitlines()[0]
             raise WorkError(f"the original {name} cannot attack this network ({reason}); use engine=fast") from problem
-    return torch.where(broken.view(-1, *[1] * (x.dim() - 1)), x_adv, x)
+    return torch.where(per_image(broken, x), x_adv, x)
 
 
 def available(name: str, classes: int) -> Any:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from elle.core.precision import Precision
 from elle.errors import InputError, nearest
 from elle.evaluation.autoattack.apgd import APGD
 from elle.evaluation.autoattack.fab import FAB
 from elle.evaluation.autoattack.norms import Norm
-from elle.evaluation.autoattack.oracle import Oracle, Precision, constant
+from elle.evaluation.autoattack.oracle import Oracle, constant
 from elle.evaluation.autoattack.slots import Attack, broken_points, pool_count
 from elle.evaluation.autoattack.square import Square
 
@@ -40,6 +41,9 @@ class Budget:
         return min(self.targets or (5 if norm == "l1" and name == "apgd-t" else 9), classes - 1)
 
 
+STANDARD = Budget()
+
+
 def search(
     name: str,
     model: nn.Module,
@@ -54,7 +58,7 @@ def search(
     batch: int = 500,
     graph: bool = False,
     compile: bool = False,
-    budget: Budget | None = None,
+    budget: Budget = STANDARD,
 ) -> Tensor:
     """x_adv [N, ...] for correctly classified x [N, ...] in [0, 1] with labels y [N], on the model's device.
 
@@ -70,7 +74,7 @@ def search(
     compiled_for = slots // pool_count(slots, graph and x.is_cuda) if compile else None
     oracle = Oracle(model, x.device, precision, compiled_for)
     with constant(model), torch.no_grad():
-        attack = make_attack(name, oracle, x, y, eps, norm, classes, seed, budget or Budget())
+        attack = make_attack(name, oracle, x, y, eps, norm, classes, seed, budget)
         return broken_points(attack, oracle, x, eps, norm, slots, graph)
 
 
@@ -96,7 +100,7 @@ def make_attack(
 def adaptations(name: str, classes: int, norm: Norm = "linf") -> list[str]:
     """In plain words, what of the standard attack does not apply to a network with so few classes."""
     notes = []
-    standard, count = (Budget().targets_of(name, norm, number) for number in (1000, classes))
+    standard, count = (STANDARD.targets_of(name, norm, number) for number in (1000, classes))
     if name in ("apgd-t", "fab-t") and count < standard:
         plural = "s" if count > 1 else ""
         notes.append(f"{name}: {count} target{plural} instead of {standard}, one for each other class")
