@@ -30,25 +30,29 @@ ALLOWED: dict[str, set[str]] = {
     "doctor": {"data", "errors", "version"},
     "demo": {"config", "errors", "experiments"},
     "printing": set(),
-    "cli_data": {"config", "data", "errors", "printing"},
-    "cli_lists": {"cli_data", "doctor", "methods", "models", "printing"},
-    "cli_evaluation": {"config", "engine", "errors", "evaluation", "printing"},
-    "cli_bench": {"engine", "errors", "files", "experiments", "methods", "models", "printing"},
-    "cli_recipes": {"config", "engine", "errors", "experiments", "files", "printing", "progress"},
-    "cli_export": {"export", "printing"},
-    "cli_sweep": {"config", "engine", "errors", "evaluation", "experiments", "files", "methods", "models", "printing"},
+    "cli_options": set(),
+    "cli_data": {"cli_options", "config", "data", "errors", "printing"},
+    "cli_lists": {"cli_data", "cli_options", "doctor", "methods", "models", "printing"},
+    "cli_evaluation": {"cli_options", "config", "engine", "errors", "evaluation", "printing"},
+    "cli_bench": {"cli_options", "engine", "errors", "experiments", "files", "methods", "models", "printing"},
+    "cli_recipes": {"cli_options", "config", "engine", "errors", "experiments", "files", "printing", "progress"},
+    "cli_export": {"cli_options", "export", "printing"},
+    "cli_sweep": {
+        "cli_options", "config", "engine", "errors", "evaluation", "experiments", "files", "methods", "models",
+        "printing",
+    },
     "cli": {
-        "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_lists", "cli_recipes", "cli_sweep", "config",
-        "data", "demo", "engine", "errors", "evaluation", "experiments", "methods", "models", "printing", "progress",
-        "scalars", "version", "watch",
+        "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_lists", "cli_options", "cli_recipes", "cli_sweep",
+        "config", "data", "demo", "engine", "errors", "evaluation", "experiments", "methods", "models", "printing",
+        "progress", "scalars", "version", "watch",
     },
     "__init__": {"core", "engine", "evaluation", "methods", "plugin", "version"},
     "__main__": {"cli"},
 }  # fmt: skip
 WITHOUT_TORCH = {
     "version", "errors", "files", "published", "config", "experiments", "demo", "progress", "printing",
-    "watch", "scalars", "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_lists", "cli_recipes",
-    "cli_sweep", "cli", "__init__",
+    "watch", "scalars", "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_lists", "cli_options",
+    "cli_recipes", "cli_sweep", "cli", "__init__",
 }  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -11,6 +11,7 @@ import typer
 
 from elle import cli_bench, cli_evaluation, cli_export, cli_lists, cli_recipes, cli_sweep
 from elle.cli_data import app as data_app
+from elle.cli_options import AsJson, Device, Eps, Limit, Root, RunDirectory
 from elle.config import KEYS, Config, load_config, parse_words, radius_option
 from elle.data.registry import find_dataset
 from elle.errors import InputError, Interrupted, WorkError, check_file_name, leave, tell
@@ -26,15 +27,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_app)
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory written by `elle train`.")]
 RunDirectories = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Run directories written by `elle train`.")
 ]
-Root = Annotated[str | None, typer.Option(help="The data folder; otherwise the run's own.")]
-Eps = Annotated[str | None, typer.Option(help="The radius, as a fraction: 8/255; otherwise the run's own.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N test images.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 
 def _default(key: str) -> str:

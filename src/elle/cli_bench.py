@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from elle.cli_options import AsJson, Device
 from elle.errors import InputError, nearest
 from elle.printing import print_json, print_table
 
@@ -28,10 +29,10 @@ def bench(
     memory: Annotated[str, typer.Option(help="auto or low, as in training.")] = "auto",
     penalty: Annotated[str, typer.Option(help="trained; measured: E_lin without its backward; left out.")] = "trained",
     fused: Annotated[str, typer.Option(help="auto or off, as in training.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Device = "auto",
     profile: Annotated[bool, typer.Option("--profile", help="Name the kernels that take longest.")] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for the numbers (JSON) and the figure (SVG).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time a training step of each method.
 

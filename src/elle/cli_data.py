@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from elle.cli_options import AsJson
 from elle.config import format_radius
 from elle.data.registry import DATASETS, data_folder, find_dataset, load_dataset
 from elle.errors import InputError
@@ -20,7 +21,6 @@ app = typer.Typer(
 )
 _SIZES = 5
 """Image sizes that are printed, the most frequent ones: photographs have hundreds."""
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Name = Annotated[str, typer.Argument(help="A row of `elle data list`.")]
 Root = Annotated[str | None, typer.Option(help="The data folder; otherwise $ELLE_DATA, then ./data.")]
 

@@ -11,14 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
+from elle.cli_options import AsJson, Device, Eps, Limit, Root
 from elle.config import format_radius, radius_option
 from elle.errors import InputError, check_file_name, nearest
 from elle.printing import print_accuracies, print_json, print_table
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Eps = Annotated[str | None, typer.Option(help="The radius, as a fraction: 8/255; otherwise the run's own.")]
-Root = Annotated[str | None, typer.Option(help="The data folder; otherwise the run's own.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Weights = Annotated[
     str | None, typer.Option(help="A .safetensors or state_dict file, for a network that was not trained here.")
 ]
@@ -38,7 +35,7 @@ def evaluate(
     ] = "clean,pgd-20",
     eps: Eps = None,
     norm: Annotated[str | None, typer.Option(help="linf, l2 or l1; otherwise the run's own.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N test images.")] = None,
+    limit: Limit = None,
     model: ModelName = None,
     weights: Weights = None,
     data: Data = None,

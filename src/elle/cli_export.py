@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from elle.cli_options import AsJson, Root, RunDirectory
 from elle.printing import print_json
 
 
 def export(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory written by `elle train`.")],
+    directory: RunDirectory,
     to: Annotated[str, typer.Option(help="safetensors, torchscript, torch-export or onnx.")] = "safetensors",
     out: Annotated[
         Path | None, typer.Option(help="The file; otherwise DIR/exported/model and the format's ending.")
@@ -19,8 +20,8 @@ def export(
     licence: Annotated[
         str | None, typer.Option("--licence", "--license", help="Of the weights, for the model card.")
     ] = None,
-    root: Annotated[str | None, typer.Option(help="The data folder; otherwise the run's own.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    root: Root = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a trained network for other programs.
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from elle.cli_data import list_datasets
+from elle.cli_options import AsJson
 from elle.printing import print_json, print_rows, print_table
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def methods(as_json: AsJson = False) -> None:

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from elle.cli_options import AsJson
 from elle.config import Config, format_radius
 from elle.errors import InputError, check_file_name
 from elle.printing import print_json, print_rows, print_table
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def recipes(as_json: AsJson = False) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from elle.cli_options import AsJson
 from elle.errors import InputError, Interrupted, WorkError
 from elle.printing import print_json, print_table
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from elle.experiments.object_path import ObjectPath
     from elle.experiments.recipe import Recipe
     from elle.experiments.sweep import Executor, Item
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def sweep(
