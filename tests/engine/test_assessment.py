@@ -102,7 +102,7 @@ def unfinished(finished_run, tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"seed": 1}, "seed=0"), ({"engine": "reference"}, "engine=fast"), ({"batch": 7}, "batch=512")],
+    [({"seed": 1}, "seed=0"), ({"engine": "reference"}, "engine=fast"), ({"batch": 7}, "batch=1024")],
 )
 def test_another_evaluation_does_not_continue_it(finished_run, unfinished, change, words):
     with pytest.raises(InputError, match=words):
