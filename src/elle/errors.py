@@ -64,6 +64,12 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
+def first_line(problem: Exception) -> str:
+    """The first line of an exception's message, or its kind where it has none."""
+    lines = str(problem).strip().splitlines()
+    return lines[0] if lines else type(problem).__name__
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """', did you mean ...?' for the closest known word, or nothing when none is close."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elle.errors import InputError
+from elle.errors import InputError, first_line
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -183,7 +183,7 @@ def decode(source: Path | bytes, name: str) -> npt.NDArray[np.uint8]:
     except UnidentifiedImageError:
         reason = "is no JPEG, PNG or WebP image"
     except OSError as problem:
-        reason = f"cannot be read ({problem.strerror or str(problem).splitlines()[0]})"
+        reason = f"cannot be read ({problem.strerror or first_line(problem)})"
     except Exception as problem:  # a damaged image can fail in any way at all
         reason = f"cannot be decoded ({type(problem).__name__})"
     raise InputError(f"{name}: {reason}; {REPAIR}")

@@ -21,7 +21,7 @@ from elle.data.cache import Cached, ResizeCache
 from elle.data.cores import usable_cores
 from elle.data.decoding import DRAWS, Box, OpenImage, Pixels, centre_box, pixel_box, random_box, resize
 from elle.data.folder import FolderSplit
-from elle.errors import InputError, WorkError
+from elle.errors import InputError, WorkError, first_line
 
 _BLOCK = 64
 _TOGETHER = 8
@@ -141,7 +141,7 @@ def made_by_workers(
     except RuntimeError as problem:
         if not str(problem).startswith("DataLoader worker"):
             raise
-        reason = str(problem).splitlines()[0].rstrip(".")
+        reason = first_line(problem).rstrip(".")
         raise WorkError(
             f"a process that decodes images died ({reason}); if memory was short, use fewer than workers={workers}"
         ) from None

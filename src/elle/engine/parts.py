@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from elle.config import Config, given
+from elle.core.attacks import in_eval_mode
 from elle.core.precision import Precision
 from elle.data.image_folder import filled_in, training_source
 from elle.data.phases import Phase, Timetable
@@ -144,12 +145,10 @@ def _check_trainable(model: nn.Module, name: str, shape: tuple[int, ...]) -> Non
     """Refuse a network of the user's that no step could change, or no attack."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f"model={name} has no parameters to train: none, or requires_grad is false for all of them")
-    modes = {module: module.training for module in model.modules()}
     x = torch.zeros(2, *shape, requires_grad=True)
-    logits = model.eval()(x)
-    gradient = torch.autograd.grad(logits.sum(), x, allow_unused=True)[0] if logits.requires_grad else None
-    for module, training in modes.items():
-        module.training = training
+    with in_eval_mode(model):
+        logits = model(x)
+        gradient = torch.autograd.grad(logits.sum(), x, allow_unused=True)[0] if logits.requires_grad else None
     if gradient is None:
         raise InputError(
             f"model={name} gives its images no gradient, without which no attack goes up; "

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from elle.config import Config
+from elle.config import Config, given
 from elle.data.registry import find_dataset, load_dataset
 from elle.data.sources import ImageSet, Split
-from elle.engine.trained import kept_network, load_network, load_run, misfit
-from elle.errors import InputError
+from elle.engine.trained import kept_network, load_network, load_run, put_weights
+from elle.errors import InputError, first_line
 from elle.evaluation.units import points_digest
 from elle.files import file_digest
 from elle.models.registry import Shape, build_model, check_model
@@ -99,8 +99,11 @@ def _run(source: Source, path: Path) -> Subject:
         images = trained.images(source.root)
     else:
         images = _shown(source.data, source.root or config.root, trained.header)
-        _check_fit(source.data, images, weights)
-    return _subject(trained.model, images, config, weights, source)
+        _check_fit(source.data, images, trained.header)
+    data, model = source.data or config.data, config.model or ""
+    return Subject(
+        trained.model, images.test, images.classes, data, model, weights, given(config.eps), config.norm, config
+    )
 
 
 def _shown(data: str, root: str | None, network: Mapping[str, Any]) -> ImageSet:
@@ -108,10 +111,9 @@ def _shown(data: str, root: str | None, network: Mapping[str, Any]) -> ImageSet:
     return load_dataset(data, root, image_size=network["shape"][-1] if find_dataset(data).files else None)
 
 
-def _check_fit(data: str, images: ImageSet, weights: Path) -> None:
+def _check_fit(data: str, images: ImageSet, network: Mapping[str, Any]) -> None:
     """Refuse images that the run's network was not made for, before anything is written."""
-    _, header = load_network(weights)
-    shape, classes = tuple(header["shape"]), len(header["classes"])
+    shape, classes = tuple(network["shape"]), len(network["classes"])
     if images.test.x.shape[1:] != shape or len(images.classes) != classes:
         raise InputError(
             f"--data {data} has images {_shape(images.test.x.shape[1:])} in {len(images.classes)} classes, and the "
@@ -130,14 +132,6 @@ def _run_of(path: Path) -> Path:
     return path.parent.parent if path.parent.name == "checkpoints" else path.parent
 
 
-def _subject(model: nn.Module, images: ImageSet, config: Config, weights: Path, source: Source) -> Subject:
-    assert config.eps is not None  # resolved
-    data = source.data or config.data
-    return Subject(
-        model, images.test, images.classes, data, config.model or "", weights, config.eps, config.norm, config
-    )
-
-
 def _foreign(source: Source) -> Subject:
     name, data, weights = str(source.model), str(source.data), Path(str(source.weights))
     row = find_dataset(data)
@@ -149,25 +143,14 @@ def _foreign(source: Source) -> Subject:
         check_model(model, name, _image_shape(images), len(images.classes))
     else:
         images = load_dataset(data, source.root)
-        model = _built(name, images)
-        _fit(model, tensors, weights, name)
+        model = build_model(name, _image_shape(images), len(images.classes))
+        put_weights(model, tensors, weights, name)
     return Subject(model, images.test, images.classes, data, name, weights, row.defaults["eps"], "linf")
-
-
-def _built(name: str, images: ImageSet) -> nn.Module:
-    return build_model(name, _image_shape(images), len(images.classes))
 
 
 def _image_shape(images: ImageSet) -> Shape:
     channels, height, width = images.test.x.shape[1:]
     return channels, height, width
-
-
-def _fit(model: nn.Module, tensors: dict[str, Tensor], file: Path, name: str) -> None:
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as problem:
-        raise InputError(misfit(file, name, problem)) from None
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
@@ -186,9 +169,8 @@ def read_weights(file: Path) -> dict[str, Tensor]:
             f"save it with torch.save(model.state_dict(), FILE)"
         ) from None
     except Exception as problem:  # a file of anything else may raise anything, down to a KeyError
-        reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
         raise InputError(
-            f"--weights {file} is neither safetensors nor a plain state_dict ({reason}); "
+            f"--weights {file} is neither safetensors nor a plain state_dict ({first_line(problem)}); "
             f"save it with torch.save(model.state_dict(), FILE)"
         ) from None
     for key in ("state_dict", "model_state_dict", "model"):

@@ -85,10 +85,7 @@ def load_network(weights: Path, checkpoint: bool = True) -> tuple[nn.Module, dic
         # The values come with the weights.
         normalise=([0.0] * channels, [1.0] * channels) if header.get("normalise", "none") == "dataset" else None,
     )
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as problem:
-        raise InputError(misfit(weights, header["model"], problem)) from None
+    put_weights(model, tensors, weights, header["model"])
     return model.eval(), header
 
 
@@ -102,10 +99,14 @@ def kept_network(weights: Path) -> str | None:
     return name
 
 
-def misfit(file: Path, model: str, problem: RuntimeError) -> str:
-    """The one line for weights of another network, of which torch would name every single one."""
-    reason = str(problem).splitlines()[-1].strip()
-    return f"{file} does not fit the network {model}: {reason if len(reason) < 200 else reason[:200] + ' ...'}"
+def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], file: Path, name: str) -> None:
+    """Load a file's weights; InputError in one line where they are another network's, of which torch names each."""
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as problem:
+        reason = str(problem).splitlines()[-1].strip()
+        reason = reason if len(reason) < 200 else reason[:200] + " ..."
+        raise InputError(f"{file} does not fit the network {name}: {reason}") from None
 
 
 def load(directory: str | Path, device: torch.device | str = "cpu") -> nn.Module:

@@ -13,7 +13,7 @@ from elle.core import linearity
 from elle.core.attacks import Norm as AttackNorm
 from elle.core.attacks import fgsm, pgd
 from elle.core.linearity import Linearity, Norm
-from elle.errors import InputError, WorkError, nearest
+from elle.errors import InputError, WorkError, first_line, nearest
 from elle.evaluation.mode import evaluation_mode, exact_float32
 
 Summary = dict[str, float | int]
@@ -123,8 +123,9 @@ def linearity_metrics(
                 except torch.OutOfMemoryError:
                     raise
                 except RuntimeError as problem:  # a network without a way back from the logits to the image
-                    reason = str(problem).splitlines()[0]
-                    raise WorkError(f"metric {name} cannot be measured of this network: {reason}") from problem
+                    raise WorkError(
+                        f"metric {name} cannot be measured of this network: {first_line(problem)}"
+                    ) from problem
                 result[name] = summary(torch.cat(parts).double().cpu())
     return result
 

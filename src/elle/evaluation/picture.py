@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from elle.errors import InputError
+from elle.errors import InputError, first_line
 from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack
 from elle.files import write_atomically
@@ -58,8 +58,9 @@ def attacked_rows(
                 try:
                     x_adv = one.attack(model, points, labels, eps)
                 except RuntimeError as problem:  # no way back from the logits to the image
-                    reason = str(problem).splitlines()[0]
-                    raise InputError(f"{one.name} finds no gradient of the network to follow: {reason}") from problem
+                    raise InputError(
+                        f"{one.name} finds no gradient of the network to follow: {first_line(problem)}"
+                    ) from problem
                 rows.append(_row(one.name, model, x_adv, labels, x_adv - points))
     return rows
 

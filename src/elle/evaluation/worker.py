@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elle.core.attacks import check_logits, differentiable
-from elle.errors import InputError, WorkError
+from elle.errors import InputError, WorkError, first_line
 from elle.evaluation import pgd
 from elle.evaluation.autoattack import ORDER, Norm, search
 from elle.evaluation.autoattack.norms import length
@@ -23,7 +23,6 @@ from elle.evaluation.autoattack.oracle import Oracle
 from elle.evaluation.mode import current, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack
 from elle.evaluation.units import Bools, Images, Outcome, Settings, Store, Unit, as_tensor, plan, unit_seed
-from elle.models.foreign import first_line
 
 TOLERANCE = 1e-6
 """How far outside ball and box an adversarial point may lie by rounding; relative for radii above 1."""

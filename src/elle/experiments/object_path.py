@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from elle.errors import InputError, WorkError
+from elle.errors import InputError, WorkError, first_line
 from elle.experiments.sweep import MANIFEST, Item
 from elle.experiments.training import RESULT, is_finished
 from elle.files import write_atomically
@@ -25,14 +25,14 @@ class ObjectPath:
         try:
             self._files, self._path = fs.FileSystem.from_uri(self.url)
         except (ValueError, OSError) as problem:
-            raise InputError(f"--out {url}: {_first_line(problem)}; write a folder, or s3://BUCKET/PATH") from None
+            raise InputError(f"--out {url}: {first_line(problem)}; write a folder, or s3://BUCKET/PATH") from None
 
     def holds(self, item: Item) -> bool:
         """Whether the finished run is there."""
         try:
             (found,) = self._files.get_file_info([self._place(item.name, RESULT)])
         except OSError as problem:
-            raise WorkError(f"{self.url} cannot be read: {_first_line(problem)}") from None
+            raise WorkError(f"{self.url} cannot be read: {first_line(problem)}") from None
         return bool(found.type == self._fs.FileType.File)
 
     def even_out(self, folder: Path, items: Sequence[Item]) -> None:
@@ -69,7 +69,7 @@ class ObjectPath:
                 stream.write(file.read_bytes())
         except OSError as problem:
             raise WorkError(
-                f"{file} could not be copied to {self.url} ({_first_line(problem)}); it is safe where it is, and the "
+                f"{file} could not be copied to {self.url} ({first_line(problem)}); it is safe where it is, and the "
                 f"same command tries again"
             ) from None
 
@@ -90,11 +90,7 @@ class ObjectPath:
                 with self._files.open_input_stream(path) as stream:
                     write_atomically(target, stream.read())
         except OSError as problem:
-            raise WorkError(f"{item.name} could not be fetched from {self.url}: {_first_line(problem)}") from None
+            raise WorkError(f"{item.name} could not be fetched from {self.url}: {first_line(problem)}") from None
 
     def _place(self, *names: str) -> str:
         return "/".join([self._path.rstrip("/"), *names])
-
-
-def _first_line(problem: Exception) -> str:
-    return str(problem).strip().splitlines()[0]

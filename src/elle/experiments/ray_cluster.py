@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from elle.config import Config, parse_config
-from elle.errors import InputError
+from elle.errors import InputError, first_line
 from elle.experiments.parcel import newest_checkpoint, pack, unpack
 from elle.experiments.sweep import Item
 from elle.experiments.training import outcome, start_training
@@ -73,7 +73,7 @@ class RayExecutor:
             _reach(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
         except (OSError, ValueError, RuntimeError) as problem:
-            first = str(problem).strip().splitlines()[0].rstrip(".")
+            first = first_line(problem).rstrip(".")
             raise InputError(f"no Ray cluster at {address} ({first}); start one with `ray start --head`") from None
         if gpus is None:
             gpus = 1.0 if self.ray.cluster_resources().get("GPU") else 0.0
@@ -109,7 +109,7 @@ class RayExecutor:
         try:
             message = self.ray.get(next(stream))
         except RayTaskError as problem:
-            return [(item, f"on its node: {str(problem.cause).splitlines()[0]}")]
+            return [(item, f"on its node: {first_line(problem.cause)}")]
         except (RayError, StopIteration) as problem:
             return self._again(item, type(problem).__name__)
         item.state = "running"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from elle.config import Config, load_config, parse_words
-from elle.errors import InputError, WorkError
+from elle.errors import InputError, WorkError, first_line
 from elle.experiments.recipe import load_recipe, run_id
 from elle.experiments.rundir import open_run
 
@@ -149,8 +149,9 @@ def optuna_search(
             load_if_exists=True,
         )
     except Exception as problem:  # a database may refuse in any way at all
-        reason = str(problem).splitlines()[0]
-        raise InputError(f"cannot use {storage or out} to keep the trials: {reason}; choose another") from None
+        raise InputError(
+            f"cannot use {storage or out} to keep the trials: {first_line(problem)}; choose another"
+        ) from None
     low, high = min(setting.weights), max(setting.weights)
 
     def objective(proposal: optuna.Trial) -> float:

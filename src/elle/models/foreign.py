@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from elle.errors import InputError
+from elle.errors import InputError, first_line
 
 _PACKAGES = ("timm", "torchvision")
 
@@ -44,8 +44,3 @@ def _call(name: str, channels: int, classes: int) -> tuple[str, str, tuple[str, 
     if module == "torchvision":
         return "torchvision.models", "get_model", (function,), settings
     return module, function, (), settings
-
-
-def first_line(problem: Exception) -> str:
-    """The first line of an exception's message, or its kind where it has none."""
-    return str(problem).splitlines()[0] if str(problem) else type(problem).__name__

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from elle.errors import InputError, nearest
-from elle.models.foreign import first_line, foreign_model
+from elle.core.attacks import in_eval_mode
+from elle.errors import InputError, first_line, nearest
+from elle.models.foreign import foreign_model
 from elle.models.normalise import Statistics, normalised
 from elle.models.residual import Activation, PreActResNet, ResNet, WideResNet
 from elle.models.small_cnn import SmallCNN
@@ -90,15 +91,12 @@ def _registered(name: str, shape: Shape, classes: int, activation: str) -> nn.Mo
 
 def check_model(model: nn.Module, name: str, shape: Shape, classes: int) -> None:
     """InputError where the network does not give logits of `classes` for images of `shape`."""
-    modes = {module: module.training for module in model.modules()}
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), in_eval_mode(model):
             # As every attack asks it: a network that writes into such images could not be attacked.
-            logits = model.eval()(torch.zeros(2, *shape, requires_grad=True))
+            logits = model(torch.zeros(2, *shape, requires_grad=True))
     except Exception as problem:  # the user's code may raise anything
         raise InputError(f"model={name} does not take images of shape {shape}: {first_line(problem)}") from problem
-    for module, training in modes.items():
-        module.training = training
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
         found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise InputError(

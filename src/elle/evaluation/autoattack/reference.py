@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from elle.errors import InputError, WorkError
+from elle.errors import InputError, WorkError, first_line
 from elle.evaluation.autoattack.norms import Norm, per_image
 from elle.evaluation.autoattack.oracle import Oracle, constant
 from elle.evaluation.autoattack.registry import STANDARD, Budget, known
@@ -73,8 +73,9 @@ def search(
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as problem:  # the original asks every network for a gradient
-            reason = str(problem).splitlines()[0]
-            raise WorkError(f"the original {name} cannot attack this network ({reason}); use engine=fast") from problem
+            raise WorkError(
+                f"the original {name} cannot attack this network ({first_line(problem)}); use engine=fast"
+            ) from problem
     return torch.where(per_image(broken, x), x_adv, x)
 
 
