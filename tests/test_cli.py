@@ -118,8 +118,6 @@ def test_a_dataset_that_leaves_a_setting_open_keeps_its_columns(elle):
 
 
 def test_the_doctor_names_what_is_there_and_what_is_missing(elle, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ELLE_DATA", raising=False)
     rows = {row["what"]: row for row in json.loads(elle("doctor", "--json").out)}
     assert rows["elle"]["found"] == __version__
     assert rows["data digits"] == {
@@ -130,6 +128,11 @@ def test_the_doctor_names_what_is_there_and_what_is_missing(elle, tmp_path, monk
     assert "no folder" in rows["data cifar10"]["found"]
     assert "ELLE_DATA" in rows["data cifar10"]["advice"]
     assert "data cifar10" in elle("doctor").out
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ELLE_DATA", "~/images")
+    (tmp_path / "images").mkdir()
+    (found,) = [row["found"] for row in json.loads(elle("doctor", "--json").out) if row["what"] == "data cifar10"]
+    assert "no folder" not in found
 
 
 def test_training_prints_every_epoch_and_where_everything_is(train_quickly, tmp_path):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
-from elle.data.registry import DATASETS, DEFAULT_ROOT, ROOT_VARIABLE, load_dataset
+from elle.data.registry import DATASETS, ROOT_VARIABLE, data_folder, load_dataset
 from elle.errors import InputError
 from elle.version import __version__
 
@@ -49,7 +48,7 @@ def _gpu() -> list[dict[str, str]]:
 
 
 def _packages() -> dict[str, str]:
-    """What elle itself needs beside torch; there are no optional packages yet."""
+    """What elle itself needs beside torch."""
     found, missing = [], []
     for name in ("numpy", "safetensors", "pydantic", "typer", "rich", "scikit-learn", "pillow"):
         try:
@@ -63,7 +62,7 @@ def _dataset(name: str) -> dict[str, str]:
     try:
         images = load_dataset(name)
     except InputError as problem:
-        folder = Path(os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT).absolute()
+        folder = data_folder().absolute()
         found = str(problem) if folder.exists() else f"no folder {folder}"
         return _row(f"data {name}", found, f"give root=FOLDER or set {ROOT_VARIABLE}")
     return _row(f"data {name}", f"{len(images.train)} training and {len(images.test)} test images")
