@@ -22,9 +22,10 @@ from elle.errors import InputError, WorkError
 from elle.experiments.chart import Chart, Series
 from elle.experiments.page import Table as PageTable
 from elle.experiments.page import write_page
+from elle.experiments.rundir import read_lines
 
-METHODS = ("fgsm", "elle-a")
 NAMES = {"fgsm": "FGSM", "elle-a": "ELLE-A"}
+"""What a reader is told of each method."""
 SETTINGS = ("data=mnist5k", "device=cpu", "track=clean,pgd-20", "final=clean,pgd-20")
 _MARKER = ".elle-demo"
 
@@ -40,11 +41,7 @@ class DemoRun:
     records: list[dict[str, Any]] = field(default_factory=list)
 
     def read(self) -> None:
-        file = self.directory / "metrics.jsonl"
-        if file.exists():
-            # A line without its end is still being written.
-            lines = file.read_text().splitlines(keepends=True)
-            self.records = [json.loads(line) for line in lines if line.endswith("\n")]
+        self.records = read_lines(self.directory / "metrics.jsonl")
 
     def seconds_left(self, epochs: int) -> float:
         done = max(1, len(self.records))
@@ -67,12 +64,12 @@ class DemoRun:
         }
 
 
-def run_demo(out: Path, seed: int, quiet: bool = False, words: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+def run_demo(out: Path, seed: int, quiet: bool, words: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
     """Train both methods side by side into `out`, write its report.html, and return a summary of each."""
     _prepare(out)
     settings = [*SETTINGS, f"seed={seed}", *words]
     epochs = load_config(settings).resolved().epochs or 0
-    runs = [_start(method, out / method, settings) for method in METHODS]
+    runs = [_start(method, out / method, settings) for method in NAMES]
     # A log file wants whole lines: no wrapping where no terminal sets a width.
     width = None if sys.stdout.isatty() else 160
     console = Console(stderr=quiet, quiet=quiet, highlight=False, width=width)
@@ -100,7 +97,7 @@ def _prepare(out: Path) -> None:
         (out / _MARKER).touch()
     except OSError as problem:
         raise InputError(f"cannot write into {out}: {problem.strerror}; choose another folder with --out") from None
-    for method in METHODS:
+    for method in NAMES:
         shutil.rmtree(out / method, ignore_errors=True)
 
 

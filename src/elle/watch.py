@@ -25,10 +25,14 @@ WIDE = 120
 _NARROW = ("run", "epoch", "multi-step", "best", "state")
 _SILENCE = 60.0
 """Seconds without a line, after which a run that nobody holds is not called training."""
+_PAUSE = 1.0
+"""Seconds between looks."""
+_WIDTH = 24
+"""Characters of a course."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def watch(paths: Sequence[Path], once: bool = False, pause: float = 1.0) -> None:
+def watch(paths: Sequence[Path], once: bool = False) -> None:
     """Show the runs until all have finished or stopped, or `once`."""
     runs = [open_run(path) for path in paths]
     # A log file wants whole lines, however long: no wrapping where no terminal sets a width.
@@ -43,7 +47,7 @@ def watch(paths: Sequence[Path], once: bool = False, pause: float = 1.0) -> None
             live.update(view(runs, console.width), refresh=True)
             if all(run.finished() or run.stopped() is not None for run in runs):
                 break
-            time.sleep(pause)
+            time.sleep(_PAUSE)
     if not console.is_terminal:
         console.print()  # rich ends the last line on a terminal only
 
@@ -131,8 +135,8 @@ def _said(run: RunDirectory) -> list[str]:
     return lines
 
 
-def sparkline(values: Sequence[float], width: int = 24) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """The last values as a row of bars, from 0 to their highest."""
-    shown = list(values)[-width:]
+    shown = list(values)[-_WIDTH:]
     top = max(shown, default=0.0)
     return "".join(_BARS[round(value / top * (len(_BARS) - 1))] if top > 0 else _BARS[0] for value in shown)

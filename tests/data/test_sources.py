@@ -200,7 +200,7 @@ def test_wrong_class_names_are_named(tmp_path):
 
 
 def test_digits_have_the_promised_split():
-    data, again = digits(None), digits(Path("ignored"))
+    data, again = digits(), digits()
     assert (len(data.train), len(data.test)) == (1297, 500)
     assert data.train.x.shape[1:] == (1, 8, 8)
     assert (data.train.x.dtype, data.train.y.dtype) == (np.uint8, np.int64)

@@ -241,7 +241,7 @@ class Bilevel:
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, eps: float | Tensor, when: When
     ) -> tuple[Tensor, Tensor]:
-        points = _inside(x + (2 * torch.rand_like(x) - 1) * eps, x, eps)
+        points = _random_point(x, eps)
         for step in range(self.steps):
             slope = self.gradient(model, points, y, differentiable=step == self.steps - 1)
             aim = points + self.rate * slope.detach()
@@ -295,7 +295,7 @@ class WorstGap:
         return loss.mean(), logits[: len(x)]
 
     def _worst(self, model: nn.Module, x: Tensor, y: Tensor, eps: float | Tensor, slope: Tensor) -> Tensor:
-        d = _inside(x + (2 * torch.rand_like(x) - 1) * eps, x, eps) - x
+        d = _random_point(x, eps) - x
         with torch.no_grad():
             here = F.cross_entropy(model(x).float(), y, reduction="none")
         mean, square = torch.zeros_like(x), torch.zeros_like(x)
@@ -310,6 +310,10 @@ class WorstGap:
             move = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
             d = _inside(x + d.detach() + self.rate * move, x, eps) - x
         return d
+
+
+def _random_point(x: Tensor, eps: float | Tensor) -> Tensor:
+    return _inside(x + (2 * torch.rand_like(x) - 1) * eps, x, eps)
 
 
 def _inside(points: Tensor, x: Tensor, eps: float | Tensor) -> Tensor:

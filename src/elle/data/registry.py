@@ -31,6 +31,7 @@ class Dataset:
     name: str
     description: str
     load: Callable[..., ImageSet]
+    """Takes the folder where `needs_root`."""
     needs_root: bool
     defaults: Mapping[str, Any]
     weights: Mapping[str, float | Callable[[float, str], float]]
@@ -49,10 +50,6 @@ def _cifar10_elle(eps: float, schedule: str) -> float:
     if _is_long(schedule) or eps > 20.5 / 255:
         return 10_000.0
     return 1_000.0 if eps < 8.5 / 255 else 5_000.0
-
-
-def _from(load: Callable[[Path], ImageSet]) -> Callable[[Path | None], ImageSet]:
-    return lambda root: load(root or DEFAULT_ROOT)
 
 
 _CIFAR = {
@@ -122,7 +119,7 @@ _ROWS = (
     Dataset(
         "cifar10",
         "60,000 photographs in 10 classes, 32 x 32 colour pixels",
-        _from(cifar10),
+        cifar10,
         needs_root=True,
         defaults=_CIFAR,
         weights={"elle": _cifar10_elle, "elle-a": lambda eps, schedule: 10_000.0 if _is_long(schedule) else 4_000.0},
@@ -130,7 +127,7 @@ _ROWS = (
     Dataset(
         "cifar100",
         "60,000 photographs in 100 classes, 32 x 32 colour pixels",
-        _from(cifar100),
+        cifar100,
         needs_root=True,
         defaults=_CIFAR,
         weights={"elle": 5_000.0, "elle-a": 4_000.0},
@@ -138,7 +135,7 @@ _ROWS = (
     Dataset(
         "svhn",
         "99,289 digits of house numbers, 32 x 32 colour pixels",
-        _from(svhn),
+        svhn,
         needs_root=True,
         # As published: neither crops nor mirror images, which are no digits.
         defaults=_CIFAR | {"epochs": 15, "lr": 0.05, "schedule": "short-svhn", "crop": 0, "flip": False},
@@ -147,7 +144,7 @@ _ROWS = (
     Dataset(
         "mnist",
         "70,000 handwritten digits, 28 x 28 grey pixels",
-        _from(mnist),
+        mnist,
         needs_root=True,
         defaults=_GREY,
         weights={"elle": 100.0, "elle-a": 300.0},
@@ -155,7 +152,7 @@ _ROWS = (
     Dataset(
         "fashion-mnist",
         "70,000 articles of clothing, 28 x 28 grey pixels",
-        _from(fashion_mnist),
+        fashion_mnist,
         needs_root=True,
         defaults=_GREY | {"eps": 0.1},
         weights={"elle": 1_000.0, "elle-a": 1_000.0},
@@ -163,7 +160,7 @@ _ROWS = (
     Dataset(
         "arrays",
         "your own images as .npz or .npy files: x uint8 [N, H, W, C], y integers [N]",
-        _from(own_arrays),
+        own_arrays,
         needs_root=True,
         defaults=_CIFAR | {"validation": 0, "crop": 0, "flip": False},
         weights={"elle": 4_000.0, "elle-a": 4_000.0},
@@ -230,7 +227,7 @@ def load_dataset(
     if image_size is not None and not row.files:
         raise InputError(f"image_size={image_size}: the images of {name} have a size of their own; leave it out")
     if not row.needs_root:
-        return row.load(None)
+        return row.load()
     # The first place given is the only one read: falling back past a mistyped folder would hide the mistake.
     with naming_the_folder(root):
         return row.load(data_folder(root), **options)

@@ -181,17 +181,19 @@ def milliseconds(run: Callable[[], None], rounds: int, repeats: int, device: tor
     return statistics.median(times)
 
 
+_PROFILED = 3
+"""Steps that are profiled."""
 _NAME = 120
 """So much of a kernel's name is kept: templates of C++ go on for a thousand characters."""
 
 
-def _kernels(run: Callable[[], None], setting: Setting, steps: int = 3) -> list[Row]:
+def _kernels(run: Callable[[], None], setting: Setting) -> list[Row]:
     """The kernels, the one that takes longest first, with their share of all kernels' time."""
     from torch.profiler import ProfilerActivity, profile
 
     cuda = setting.device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
-        for _ in range(steps):
+        for _ in range(_PROFILED):
             run()
         if cuda:
             torch.cuda.synchronize(setting.device)
@@ -205,8 +207,8 @@ def _kernels(run: Callable[[], None], setting: Setting, steps: int = 3) -> list[
     return [
         {
             "kernel": name[:_NAME],
-            "ms": round(spent / 1000 / steps, 4),
-            "calls": round(count / steps, 1),
+            "ms": round(spent / 1000 / _PROFILED, 4),
+            "calls": round(count / _PROFILED, 1),
             "share": round(spent / total, 4),
         }
         for name, (spent, count) in longest

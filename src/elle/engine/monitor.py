@@ -89,7 +89,7 @@ class Monitor:
     @property
     def healthy(self) -> bool:
         """Whether the last reading shows a state worth going back to: near the best accuracy, its error as usual."""
-        if not self.readings or self.condition in ("collapse", "divergence") or _diverged(self.readings[-1]):
+        if not self.readings or self.condition in ("collapse", "divergence") or _is_diverged(self.readings[-1]):
             return False
         last = self.readings[-1]
         # A network whose error has begun to grow is already on its way.
@@ -121,13 +121,13 @@ class Monitor:
         self.condition = state["condition"]
 
     def _judge(self) -> Verdict | None:
-        if _diverged(self.readings[-1]):
+        if _is_diverged(self.readings[-1]):
             return self._diverged()
         low = self._low()
         if self.condition == "collapse":
             return None if any(self._not_back()[-self._epoch :]) else self._recovered(self._epoch)
         if self.condition == "constant":
-            return None if _constant(self.readings[-1]) else self._recovered(1)
+            return None if _is_constant(self.readings[-1]) else self._recovered(1)
         fall = self._fall(low)
         if fall and fall[-1] is self.readings[-1] and len(fall) >= self._epoch:
             verdict = self._learnt_the_attack(fall) if self._fooled()[-1] else self._collapsed(fall, low)
@@ -190,7 +190,7 @@ class Monitor:
         """At which readings a network that never was robust has learnt its own attack alone."""
         settled = _SETTLED * _floor(self.readings[-1]["chance"])
         bests = accumulate((one["multi"] for one in self.readings), max)
-        return [best < settled and _fooled(one) for best, one in zip(bests, self.readings, strict=True)]
+        return [best < settled and _is_fooled(one) for best, one in zip(bests, self.readings, strict=True)]
 
     def _diverged(self) -> Verdict | None:
         reading = self.readings[-1]
@@ -236,7 +236,7 @@ class Monitor:
     def _constant(self) -> Verdict | None:
         """Chance accuracy and no error for three epochs: at the start of training both are normal."""
         last = self.readings[-3 * self.per_epoch :]
-        if len(last) < 3 * self.per_epoch or not all(map(_constant, last)):
+        if len(last) < 3 * self.per_epoch or not all(map(_is_constant, last)):
             return None
         reading = last[-1]
         words = (
@@ -280,7 +280,7 @@ def collapsed_readings(
     return bad
 
 
-def _fooled(reading: Reading) -> bool:
+def _is_fooled(reading: Reading) -> bool:
     """Whether attacked images are answered better than clean ones, or most of them, but few under more steps."""
     single, nothing = _single(reading), ABOVE_CHANCE * _floor(reading["chance"])
     learnt = single >= min(reading["clean"] + _LEAK, _LEARNT_ALONE)
@@ -300,11 +300,11 @@ def _single(reading: Reading) -> float:
     return float(reading["single"] if reading["accuracy"] is None else reading["accuracy"])
 
 
-def _diverged(reading: Reading) -> bool:
+def _is_diverged(reading: Reading) -> bool:
     return reading["error"] is None
 
 
-def _constant(reading: Reading) -> bool:
+def _is_constant(reading: Reading) -> bool:
     return bool(reading["clean"] < ABOVE_CHANCE * reading["chance"] and (reading["error"] or 0.0) < _NO_ERROR)
 
 

@@ -95,7 +95,7 @@ class Step:
     def prepare(self, batch: int, shape: tuple[int, ...]) -> None:
         """Room for what is kept of a batch, before the first step."""
         if isinstance(self.method.attack, Replay):
-            self.kept |= {name: torch.zeros(batch, *shape, device=self.device) for name in ("x", "delta")}
+            self.kept |= {name: torch.zeros(batch, *shape, device=self.device) for name in _OF_IMAGES}
 
     def use(self, method: Method) -> None:
         """Train with this method from now on; the rule of its weight starts afresh."""

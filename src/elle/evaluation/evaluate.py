@@ -198,7 +198,7 @@ def versions(engine: Engine, attacks: list[EvaluationAttack]) -> dict[str, str |
     return found
 
 
-def surviving(model: nn.Module, x: Tensor, y: Tensor, one: EvaluationAttack, eps: float, batch: int = BATCH) -> Tensor:
+def surviving(model: nn.Module, x: Tensor, y: Tensor, one: EvaluationAttack, eps: float, batch: int) -> Tensor:
     """Which images [N] the last points of gradient steps leave correct, in the caller's mode and precision."""
     everything = torch.arange(len(x), device=x.device)
     alive = torch.cat([_correct(model, x[part], y[part]) for part in torch.split(everything, batch)])

@@ -35,18 +35,18 @@ class RunDirectory:
         return f"{config.method} on {config.data}, eps {format_radius(config.eps or 0)}, seed {config.seed}"
 
     def read(self) -> None:
-        self.records = _lines(self.path / "metrics.jsonl")
+        self.records = read_lines(self.path / "metrics.jsonl")
         if not all(isinstance(record.get(key), (int, float)) for record in self.records for key in ("step", "epoch")):
             raise InputError(f"{self.path / 'metrics.jsonl'} is damaged: a record has no step or no epoch")
-        self.probes = _lines(self.path / "probes.jsonl")
-        self.events = _lines(self.path / "events.jsonl")
+        self.probes = read_lines(self.path / "probes.jsonl")
+        self.events = read_lines(self.path / "events.jsonl")
         result = self.path / "result.json"
         if result.exists():
             self.result = _parsed(result, _text(result))
 
     def steps(self) -> list[Record]:
         """One line an epoch: the number of its first step and a column of values a quantity."""
-        return _lines(self.path / "steps.jsonl")
+        return read_lines(self.path / "steps.jsonl")
 
     def epoch_of(self, step: int) -> float:
         """How many epochs have passed after a step; those of a run in phases differ in their number of steps."""
@@ -68,7 +68,7 @@ class RunDirectory:
         standing: int | None = None
         for event in self.events:
             if event["event"] == "collapse":
-                standing = int(event["since" if "since" in event else "step"])
+                standing = _begun(event)
             elif event["event"] in ("recovery", "rollback") or _before(event, standing):
                 standing = None
         epoch: int | None = (self.result or {}).get("collapse_epoch")
@@ -94,12 +94,17 @@ class RunDirectory:
         told: int | None = None
         for event in self.events:
             if event["event"] == "collapse":
-                told = int(event["since" if "since" in event else "step"])
+                told = _begun(event)
             elif event["event"] == "rollback":
                 return told
             elif _before(event, told):
                 told = None
         return self.collapse_step()
+
+
+def _begun(collapse: Record) -> int:
+    """The step from which it shows, where the monitor told; else the one at which it was noticed."""
+    return int(collapse["since" if "since" in collapse else "step"])
 
 
 def _before(event: Record, step: int | None) -> bool:
@@ -116,7 +121,7 @@ def open_run(path: Path) -> RunDirectory:
     return run
 
 
-def _lines(path: Path) -> list[Record]:
+def read_lines(path: Path) -> list[Record]:
     """The values of a file with one JSON value a line; a line without its end is still being written."""
     if not path.exists():
         return []

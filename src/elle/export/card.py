@@ -16,6 +16,8 @@ from elle.export.formats import Format
 from elle.files import file_digest
 from elle.version import __version__
 
+_LISTED = 20
+"""Classes that are named."""
 _NO_LICENCE = "not stated: say which with `--licence`, and mind that the licence of the images may bind the weights too"
 
 
@@ -141,8 +143,9 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
-def _listed(names: tuple[str, ...], most: int = 20) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _listed(names: tuple[str, ...]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _read(path: Path) -> dict[str, Any] | None:
