@@ -134,7 +134,7 @@ def test_a_folder_that_nobody_named_is_said_to_be_the_default(elle, command):
     assert "ELLE_DATA is not set; root=FOLDER or --root FOLDER names another" in outcome.err
 
 
-def test_nothing_there_names_the_places_and_where_the_root_came_from(elle, tmp_path, monkeypatch):
+def test_nothing_there_names_the_places_and_where_the_root_came_from(elle):
     outcome = elle("data", "check", "svhn")
     assert outcome.code == 2
     assert [word for word in ("data/svhn", "ELLE_DATA", "elle data get svhn") if word not in outcome.err] == []

@@ -104,7 +104,7 @@ def test_an_image_size_for_a_set_that_has_its_own_is_refused():
         load_dataset("digits", image_size=32)
 
 
-def test_a_damaged_test_image_is_named(root, tmp_path):
+def test_a_damaged_test_image_is_named(tmp_path):
     write_folder(tmp_path, 2, 2)
     (tmp_path / "val" / "dog" / "001.jpg").write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"val/dog/001\.jpg: is no JPEG"):

@@ -99,7 +99,7 @@ def test_ranks_share_each_global_batch_and_crop_as_one_process_does(stream, expe
     assert_same(together, expected)
 
 
-def test_another_seed_and_another_epoch_crop_differently(stream, split, expected):
+def test_another_seed_and_another_epoch_crop_differently(stream, split):
     one = FolderSplit(split.paths[:BATCH], split.y[:BATCH])
     by_label = {}
     for seed, epoch in ((5, 0), (5, 1), (6, 0)):

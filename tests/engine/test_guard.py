@@ -13,7 +13,7 @@ from elle.engine.probe import CollapseMonitor
 from elle.errors import InputError, WorkError
 from elle.methods import METHODS
 
-EPOCH, PROBE = 18, 9  # steps
+EPOCH = 18  # steps
 
 
 def lines(path):
@@ -159,7 +159,7 @@ def test_stopping_leaves_the_state_of_the_penalty_too(settings, tmp_path, collap
     torch.testing.assert_close({k: stopped[k] for k in rule}, {k: short[k] for k in rule}, rtol=0, atol=0)
 
 
-def test_a_ramp_does_not_hold_back_the_weight_that_a_rollback_asks_for(settings, tmp_path, collapsing, monkeypatch):
+def test_a_ramp_does_not_hold_back_the_weight_that_a_rollback_asks_for(settings, collapsing, monkeypatch):
     highest, update = [], OnOff.update
 
     def noted(rule, state, error):

@@ -40,8 +40,8 @@ def epochs_done(run):
     return len(checkpoint.read_lines(run / "metrics.jsonl"))
 
 
-def wait_until(condition, launcher, seconds=300):
-    deadline = time.monotonic() + seconds
+def wait_until(condition, launcher):
+    deadline = time.monotonic() + 300
     while not condition():
         assert launcher.poll() is None, launcher.communicate()
         assert time.monotonic() < deadline

@@ -140,7 +140,7 @@ def test_a_tracked_number_that_is_not_finite_is_written_as_null(settings, tmp_pa
     assert lines(tmp_path / "run" / "metrics.jsonl")[0]["tracked_error"] is None
 
 
-def test_a_batch_larger_than_the_set_takes_all_of_it_and_says_so(settings, tmp_path):
+def test_a_batch_larger_than_the_set_takes_all_of_it_and_says_so(settings):
     said = []
     result = train(settings("batch=5000", "epochs=2"), watcher=Watcher(said=said.append))
     assert "batch=5000: there are 1200 training images, and a step takes all of them" in said

@@ -76,7 +76,7 @@ def test_a_look_is_in_the_precision_of_the_autocast_around_it(monitor):
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_a_look_tells_accuracies_that_an_attack_lowers(monitor):
+def test_a_look_tells_accuracies_that_an_attack_lowers():
     x, y = images(count=64)
     seen = CollapseMonitor(x, y, EPS).look(trained(conv_net(), x, y))
     assert 1 >= seen["clean"] >= seen["single"] >= seen["multi"] >= 0

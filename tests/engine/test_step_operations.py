@@ -74,8 +74,8 @@ class Passes(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def step_of(method, precision="fp32"):
-    step = make_step(method, weight=1.0, network=small_cnn, precision=precision, crop=1)
+def step_of(method):
+    step = make_step(method, weight=1.0, network=small_cnn, precision="fp32", crop=1)
     step(torch.arange(8))  # what is set up once is not counted
     return step
 

@@ -295,7 +295,7 @@ def test_it_works_under_no_grad(model, data):
         assert counts(evaluate(model, *data, NAMES, RADIUS)) == expected
 
 
-def test_an_autocast_around_it_has_no_effect(data):
+def test_an_autocast_around_it_has_no_effect():
     class Watching(Threshold):
         def forward(self, x):
             assert not torch.is_autocast_enabled("cpu")

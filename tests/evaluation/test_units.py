@@ -154,7 +154,7 @@ def test_a_point_that_left_the_ball_or_is_classified_correctly_does_not_count(mo
     assert f"{entry['correct']} images" in inside["words"]
 
 
-def test_an_ensemble_attacks_what_is_left(model, data, monkeypatch):
+def test_an_ensemble_attacks_what_is_left(monkeypatch):
     seen = []
 
     def every_other(name, model, x, y, settings, **rest):

@@ -108,7 +108,7 @@ def test_all_pictures_are_on_one_page_and_each_is_a_file(tmp_path):
         ET.parse(file)
 
 
-def test_the_surfaces_of_both_states_have_one_scale(tmp_path):
+def test_the_surfaces_of_both_states_have_one_scale():
     line, before, after = surface_figures("fgsm", SURFACE)
     assert [list(one.y) for one in line.series] == [[0.0, 1.0, 2.0], [0.0, 9.0, 0.1]]
     assert (before.low, before.high) == (after.low, after.high) == (0.0, 9.0)

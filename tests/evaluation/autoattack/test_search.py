@@ -35,10 +35,11 @@ def test_what_comes_back_is_broken_inside_ball_and_box_or_untouched(digits_net, 
 @pytest.mark.parametrize("name", ORDER)
 def test_the_same_seed_gives_the_same_points_whatever_the_random_state(digits_net, name):
     model, x, y = digits_net
-    first = search(name, model, x[:40], y[:40], 0.1, classes=10, seed=3, budget=SHORT)
+    x, y, budget = x[:20], y[:20], Budget(steps=20, queries=100, targets=2)
+    first = search(name, model, x, y, 0.1, classes=10, seed=3, budget=budget)
     torch.manual_seed(12)
     before = torch.get_rng_state()
-    again = search(name, model, x[:40], y[:40], 0.1, classes=10, seed=3, budget=SHORT)
+    again = search(name, model, x, y, 0.1, classes=10, seed=3, budget=budget)
     assert torch.equal(first, again)
     assert torch.equal(before, torch.get_rng_state())
 
@@ -200,7 +201,7 @@ def test_a_broken_point_costs_nothing_more(digits_net, name):
     assert counting.images < 30 * len(x)
 
 
-def test_the_model_is_left_as_it_was(digits_net):
+def test_the_model_is_left_as_it_was():
     model = conv_net()
     model[0].requires_grad_(False)
     model[1].eval()
