@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from elle.experiments.collected import Collected, Setting, telling_keys
 
@@ -49,14 +48,15 @@ class Layout:
             groups.setdefault(self.panel(setting), []).append(setting)
         return groups
 
-    def labels(self, settings: Sequence[Setting], axis: str) -> list[str]:
-        """The labels along an axis: numbers by size, words in the recipe's order."""
-        values: dict[str, Any] = {}
+    def along(self, settings: Iterable[Setting], axis: str) -> dict[str, list[Setting]]:
+        """The settings of each label along an axis: numbers by size, words in the recipe's order."""
+        groups: dict[str, list[Setting]] = {}
         for setting in settings:
-            values.setdefault(self.label(setting, axis), setting.value(axis))
+            groups.setdefault(self.label(setting, axis), []).append(setting)
+        values = {label: group[0].value(axis) for label, group in groups.items()}
         if all(isinstance(value, (int, float)) for value in values.values()):
-            return sorted(values, key=lambda label: float(values[label]))
-        return list(values)
+            return {label: groups[label] for label in sorted(groups, key=lambda label: float(values[label]))}
+        return groups
 
 
 def lay_out(collected: Collected) -> Layout:

@@ -107,9 +107,14 @@ def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return stream.getvalue()
 
 
+def _keys(collected: Collected) -> list[str]:
+    """The settings that a line of numbers begins with."""
+    return list(dict.fromkeys(["method", "data", "model", "eps", *telling_keys(collected.configs)]))
+
+
 def _results_csv(collected: Collected, comparisons: Sequence[Comparison]) -> str:
     """A line for each setting and number: ours over seeds, and the paper's where it has one."""
-    keys = list(dict.fromkeys(["method", "data", "model", "eps", *telling_keys(collected.configs)]))
+    keys = _keys(collected)
     paper = {(id(one.setting), one.expected.metric): one for one in comparisons}
     rows = []
     for setting in collected.settings:
@@ -134,7 +139,7 @@ def _plain(value: Any) -> str:
 def _runs_csv(collected: Collected) -> str:
     """A line a run, with every number it measured."""
     names = list(dict.fromkeys(name for setting in collected.settings for one in setting.measured for name in one))
-    keys = list(dict.fromkeys(["method", "data", "model", "eps", *telling_keys(collected.configs)]))
+    keys = _keys(collected)
     rows = [
         [run.name, *(setting.label(key) for key in keys), run.config.seed, str(run.collapse_step() is not None).lower()]
         + [_plain(numbers.get(name)) for name in names]

@@ -53,8 +53,7 @@ def _over(settings: Sequence[Setting], layout: Layout, metric: str, panel: str) 
     name, place = _scale(layout.across, numbers)
     ends = [place(min(numbers)), place(max(numbers))]
     series = []
-    for label in layout.labels(settings, layout.carrier):
-        mine = [one for one in settings if layout.label(one, layout.carrier) == label]
+    for label, mine in layout.along(settings, layout.carrier).items():
         found = [(one.value(layout.across), score) for one in mine if (score := one.score(metric))]
         points = [(place(float(value)), score) for value, score in found if value is not None]
         points.sort(key=lambda point: point[0])
@@ -86,13 +85,15 @@ def _curves(
     accuracy = column is None or not (column.startswith("tracked_") or column in _OF_TRAINING)
     quantity = "Multi-step accuracy" if column is None else metric_name(column.removeprefix("tracked_"))
     label = "accuracy" if accuracy else quantity
-    labels = layout.labels(settings, layout.across)
+    groups = layout.along(settings, layout.across)
+    labels = list(groups)
     chosen = labels if len(labels) <= CURVES else [labels[0], labels[len(labels) // 2], labels[-1]]
     chosen = [label for label in labels if label in at] or chosen
     charts = []
     for across in chosen:
-        mine = [one for one in settings if layout.label(one, layout.across) == across]
-        series = [one for setting in mine if (one := _curve(layout.label(setting, layout.carrier), setting, column))]
+        series = [
+            one for setting in groups[across] if (one := _curve(layout.label(setting, layout.carrier), setting, column))
+        ]
         if series:
             title = _titled(f"{quantity} while training, {layout.across} {across}", panel)
             of_steps = column == "accuracy" or column in _OF_TRAINING
@@ -122,8 +123,7 @@ def _runtime(settings: Sequence[Setting], layout: Layout, panel: str, time: str)
     """One of the times by method, mean and std over all its runs."""
     bars = []
     name, factor = unit(time)
-    for label in layout.labels(settings, layout.carrier):
-        mine = [one for one in settings if layout.label(one, layout.carrier) == label]
+    for label, mine in layout.along(settings, layout.carrier).items():
         taken = [factor * numbers[time] for one in mine for numbers in one.measured if time in numbers]
         if taken:
             std = statistics.stdev(taken) if len(taken) > 1 else None

@@ -48,7 +48,7 @@ def result_tables(collected: Collected, layout: Layout) -> list[Table]:
 
 
 def _table(settings: Sequence[Setting], layout: Layout, metric: str, panel: str) -> Table:
-    heads, columns = layout.labels(settings, layout.rows), layout.labels(settings, layout.columns)
+    heads, columns = (list(layout.along(settings, axis)) for axis in (layout.rows, layout.columns))
     places: dict[tuple[int, int], Setting] = {}
     for setting in settings:
         row, column = layout.label(setting, layout.rows), layout.label(setting, layout.columns)
