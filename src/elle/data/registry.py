@@ -64,7 +64,7 @@ _CIFAR = {
     "crop": 4,
     "flip": True,
 }
-# No paper's settings: a start for small grey images, as for mnist5k.
+# No paper's settings: a start for small grey images.
 _GREY = {
     "model": "small-cnn",
     "eps": 0.3,
@@ -83,18 +83,7 @@ _ROWS = (
         "1,797 handwritten digits, 8 x 8 grey pixels, part of scikit-learn: nothing to download",
         digits,
         needs_root=False,
-        defaults={
-            "model": "small-cnn",
-            "eps": 0.2,
-            "epochs": 30,
-            "batch": 64,
-            "lr": 0.1,
-            "schedule": "short",
-            "validation": 0,
-            "clip": True,
-            "crop": 0,
-            "flip": False,
-        },
+        defaults=_GREY | {"eps": 0.2, "epochs": 30, "batch": 64, "lr": 0.1, "validation": 0},
         weights={"elle": 100.0, "elle-a": 100.0},
     ),
     Dataset(
@@ -102,18 +91,7 @@ _ROWS = (
         "5,000 handwritten digits of MNIST, 28 x 28 grey pixels, part of elle: nothing to download",
         mnist5k,
         needs_root=False,
-        defaults={
-            "model": "small-cnn",
-            "eps": 0.28,
-            "epochs": 20,
-            "batch": 64,
-            "lr": 0.15,
-            "schedule": "short",
-            "validation": 0,
-            "clip": True,
-            "crop": 0,
-            "flip": False,
-        },
+        defaults=_GREY | {"eps": 0.28, "epochs": 20, "batch": 64, "validation": 0},
         weights={"elle": 100.0, "elle-a": 300.0},
     ),
     Dataset(
