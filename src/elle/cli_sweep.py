@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -175,19 +175,17 @@ def _gpus(text: str | None) -> list[int]:
 
 def _check_trainable(configs: list[Config]) -> None:
     """A mistyped method, field or attack is told before the first run, not by each of them."""
+    from elle.engine.parts import method_of
     from elle.engine.tracking import parse_track
     from elle.evaluation.names import parse_attacks
-    from elle.methods import configured
     from elle.models.registry import check_name
 
     for config in configs:
         if config.seed == configs[0].seed:
             whole = config.resolved()
-            eps, model = whole.eps or 0.0, whole.model or ""
-            ball: dict[str, Any] = {"norm": whole.norm, "clip": bool(whole.clip), "eps": eps}
-            configured(whole.method, weight=whole.weight, data=whole.data, model=model, options=whole.options, **ball)
-            if model:  # a folder's is chosen when its images have been seen
-                check_name(model)
+            method_of(whole)
+            if whole.model:  # a folder's is chosen when its images have been seen
+                check_name(whole.model)
             parse_attacks(whole.final, whole.norm)
             parse_track(whole.track, whole.norm)
 

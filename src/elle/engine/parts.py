@@ -44,16 +44,7 @@ class Parts:
 
 def build_parts(config: Config, device: torch.device, precision: Precision, ranks: Ranks) -> Parts:
     """The parts of a run, at its first step; what the configuration gets wrong is refused here."""
-    method = configured(
-        config.method,
-        weight=config.weight,
-        norm=config.norm,
-        clip=given(config.clip),
-        data=config.data,
-        eps=given(config.eps),
-        model=config.model or "",  # a folder's is not known yet
-        options=config.options,
-    )
+    method = method_of(config)
     workers = _own_workers(config.workers, ranks)
     images = load_dataset(config.data, config.root, image_size=config.image_size, workers=workers)
     check_alike(images, ranks)
@@ -92,6 +83,20 @@ def build_parts(config: Config, device: torch.device, precision: Precision, rank
     step.prepare(batches.share, shape[1:])
     tracked = to_tensors(validation if len(validation) else images.test, device)
     return Parts(config, method, images, tracked, timetable, batches, step)
+
+
+def method_of(config: Config) -> Method:
+    """The method that a resolved configuration asks for."""
+    return configured(
+        config.method,
+        weight=config.weight,
+        norm=config.norm,
+        clip=given(config.clip),
+        data=config.data,
+        eps=given(config.eps),
+        model=config.model or "",  # a folder's is not known yet
+        options=config.options,
+    )
 
 
 def _own_workers(wanted: int | None, ranks: Ranks) -> int | None:
