@@ -42,8 +42,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_lists", "cli_options", "cli_recipes", "cli_sweep",
-        "config", "data", "demo", "engine", "errors", "evaluation", "experiments", "methods", "models", "printing",
-        "progress", "scalars", "version", "watch",
+        "config", "data", "demo", "engine", "errors", "evaluation", "experiments", "printing", "progress",
+        "scalars", "version", "watch",
     },
     "__init__": {"core", "engine", "evaluation", "methods", "plugin", "version"},
     "__main__": {"cli"},

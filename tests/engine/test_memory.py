@@ -33,7 +33,7 @@ def make_step(method, memory="auto", *, precision="fp32", network=narrow, batch=
     data = Split(stream.integers(0, 256, (batch, 3, size, size), dtype=np.uint8), stream.integers(0, 10, batch))
     step = Step(
         network().train(),
-        configured(method, weight=20.0),
+        configured(method, weight=50.0),
         Resident(data, "cpu"),
         eps=8 / 255,
         momentum=0.0,
