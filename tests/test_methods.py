@@ -39,14 +39,16 @@ def backward(method, model, x, y, state=None, eps=EPS):
 def train(method, steps=5):
     """The total losses of a few steps of plain SGD on a fixed network and fixed data.
 
-    The fourth step has twice the radius, so that the error leaves its history and ELLE-A's weight jumps.
+    The fourth step has twice the radius, so that the error leaves its history and ELLE-A's weight jumps. In float64:
+    the signs of small gradients are then those of any other processor, also after ten steps of an attack.
     """
-    model, losses, state = conv_net(), [], None
+    model, losses, state = conv_net().double(), [], None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     torch.manual_seed(1)
     for step in range(steps):
         optimizer.zero_grad()
-        loss, state = backward(method, model, *images(32, seed=step), state, EPS * (2 if step == 3 else 1))
+        x, y = images(32, seed=step)
+        loss, state = backward(method, model, x.double(), y, state, EPS * (2 if step == 3 else 1))
         optimizer.step()
         losses.append(loss)
     return losses
@@ -86,40 +88,40 @@ def test_a_cost_is_the_sum_of_its_passes():
 GOLDEN = {
     "standard": [1.44754, 1.20232, 1.00349, 0.88894, 0.73493],
     "fgsm": [1.99876, 1.62312, 1.37267, 1.59059, 1.08069],
-    "rs-fgsm": [1.92753, 1.57122, 1.32544, 1.55198, 1.03956],
-    "n-fgsm": [1.99744, 1.66597, 1.39828, 1.69108, 1.14795],
+    "rs-fgsm": [1.93468, 1.56744, 1.32376, 1.54169, 1.03329],
+    "n-fgsm": [2.00859, 1.61874, 1.40159, 1.68487, 1.13704],
     "pgd-10": [2.05116, 1.65632, 1.39470, 1.75763, 1.10368],
-    "r-fgsm": [1.74981, 1.43919, 1.20453, 1.33284, 0.91804],
-    "zerograd": [1.95645, 1.59127, 1.34251, 1.54704, 1.05411],
-    "multigrad": [1.99546, 1.61756, 1.35630, 1.58139, 1.07189],
-    "gradalign": [2.00690, 1.63448, 1.38294, 1.61384, 1.09726],
-    "llr": [2.04430, 1.64815, 1.38715, 1.81463, 1.13846],
-    "trades-single": [1.65059, 1.35363, 1.14659, 1.46978, 0.97622],
-    "trades": [1.69509, 1.33736, 1.14638, 1.60175, 1.00506],
+    "r-fgsm": [1.75504, 1.42163, 1.19788, 1.33234, 0.90964],
+    "zerograd": [1.96177, 1.58838, 1.33762, 1.55319, 1.05178],
+    "multigrad": [1.99647, 1.61933, 1.35633, 1.58842, 1.07134],
+    "gradalign": [2.00715, 1.63515, 1.38328, 1.61684, 1.09372],
+    "llr": [2.05513, 1.64450, 1.38676, 1.87087, 1.12760],
+    "trades-single": [1.64554, 1.35528, 1.16362, 1.56413, 0.97453],
+    "trades": [1.69077, 1.35505, 1.18987, 1.64312, 0.99832],
     "free": [1.44754, 1.20232, 1.00349, 0.88894, 0.73493],
     "fw-at": [2.01445, 1.62944, 1.37972, 1.66673, 1.09333],
     "grad-penalty": [2.97520, 2.01834, 1.63635, 1.44701, 1.28705],
     "cure": [2.04590, 1.64910, 1.38813, 1.61725, 1.09617],
-    "llr-original": [3.82137, 2.58850, 2.16063, 3.26122, 1.75975],
-    "gat": [1.68791, 1.44180, 1.23199, 1.62011, 1.02603],
-    "gat-original": [1.51638, 1.31217, 1.16075, 1.50732, 1.03783],
-    "nuat": [1.62958, 1.40890, 1.20822, 1.35163, 1.01241],
+    "llr-original": [3.83312, 2.57673, 2.15599, 3.34711, 1.76024],
+    "gat": [1.69026, 1.41420, 1.24007, 1.63086, 1.01748],
+    "gat-original": [1.51922, 1.30415, 1.16067, 1.50116, 1.03287],
+    "nuat": [1.63049, 1.40832, 1.21705, 1.36559, 1.00568],
     "slat": [3.25552, 2.50388, 2.17729, 2.29094, 1.80270],
-    "fast-bat": [2.00592, 1.61607, 1.38427, 1.67159, 1.10171],
-    "advmixup-single": [1.63644, 1.48642, 1.45150, 1.47834, 1.32240],
-    "advmixup": [1.65434, 1.48994, 1.45787, 1.50467, 1.32108],
+    "fast-bat": [1.99586, 1.62273, 1.37840, 1.65755, 1.11157],
+    "advmixup-single": [1.62314, 1.51449, 1.45222, 1.48667, 1.36957],
+    "advmixup": [1.64501, 1.52341, 1.45619, 1.51494, 1.37151],
     "subspace": [1.99876, 1.62312, 1.37267, 1.59059, 1.08069],
-    "no-attack+elle": [1.47098, 1.22291, 1.01602, 0.94684, 0.74769],
-    "elle": [2.02220, 1.63369, 1.37518, 1.63104, 1.09372],
-    "elle-a": [1.99876, 1.62312, 1.37267, 1.76653, 1.12625],
-    "n-fgsm+elle": [2.00789, 1.61452, 1.42141, 1.67215, 1.15928],
-    "n-fgsm+elle-a": [1.99744, 1.59865, 1.41128, 1.89569, 1.17108],
+    "no-attack+elle": [1.47440, 1.21074, 0.99687, 1.04412, 0.75541],
+    "elle": [2.02562, 1.61428, 1.35991, 1.70627, 1.10470],
+    "elle-a": [1.99876, 1.62312, 1.37267, 2.11621, 1.15872],
+    "n-fgsm+elle": [2.03092, 1.64229, 1.43647, 1.70871, 1.15065],
+    "n-fgsm+elle-a": [2.00859, 1.64386, 1.43403, 1.89771, 1.20221],
 }
 
 
 @every_row
 def test_the_first_five_losses_are_the_golden_ones(name):
-    assert train(METHODS[name]) == pytest.approx(GOLDEN[name], rel=1e-3)
+    assert train(METHODS[name]) == pytest.approx(GOLDEN[name], rel=1e-4)
 
 
 @every_row
