@@ -240,7 +240,8 @@ class Run:
         self.batches.enter(epoch)
         if self.batches.shape != before:
             self.run_step = self._runnable()
-        if first == 0 and self.timetable.starts_phase(epoch):
+        # Not where a rollback has led back to: it asks for the whole weight at once, and a ramp begins at 0.
+        if first == 0 and self.timetable.starts_phase(epoch) and self.done != self.guard.strengthened_at:
             self.step.begin_phase()
 
     def _stage(self, started: float) -> None:
@@ -248,11 +249,12 @@ class Run:
         try:
             self.step.data.stage(*self.batches.place(self.done))
         except WorkError as problem:
-            if self.done == 0 or self.ranks.count > 1:
-                raise  # saving is for all ranks together, and the others know nothing of this
-            self.epoch_seconds += time.perf_counter() - started
-            self._keep()
-            raise WorkError(f"{problem}; the run is saved at step {self.done}; {self.how_to_continue()}") from None
+            saved = "what was saved stays" if self.done else "nothing is trained yet"
+            if self.done and self.ranks.count == 1:  # saving is for all ranks together, the others know nothing of this
+                self.epoch_seconds += time.perf_counter() - started
+                self._keep()
+                saved = f"the run is saved at step {self.done}"
+            raise WorkError(f"{problem}; {saved}; {self.how_to_continue()}") from None
 
     def _record(self, epoch: int, rows: Tensor) -> None:
         """Write down an epoch, and a checkpoint where the epoch is whole."""
