@@ -216,6 +216,28 @@ def test_unfinished_and_failed_runs_are_listed(folder):
     assert "1 more has no result" in text
 
 
+@pytest.mark.parametrize("end", [{}, {"event": "stop", "step": 65, "reason": "stopped by SIGTERM at step 65"}])
+def test_a_run_that_goes_on_beyond_its_result_has_not_finished(folder, end):
+    going_on = [{"event": "finish", "step": 60}, {"event": "resume", "step": 60}, *([end] if end else [])]
+    words = ("method=fgsm", "eps=8/255", "seed=9", "model=small-cnn")
+    write_result(run_directory(folder / "runs" / "longer", *words, events=going_on), 99.0)
+    collected = gather([str(folder / "radii.toml"), str(folder / "runs")])
+    assert "longer" not in {run.name for setting in collected.settings for run in setting.runs}
+    write_report(collected, folder / "report")
+    assert f"| longer | {end.get('reason', 'not finished')} |" in (folder / "report" / "report.md").read_text()
+
+
+def test_the_runs_of_a_recipe_that_has_changed_are_reported_without_it(folder, elle):
+    runs = folder / "runs"
+    (runs / "sweep.json").write_text(json.dumps({"recipe": str(folder / "radii.toml"), "runs": []}))
+    assert gather([str(runs)]).recipe is not None
+    (folder / "radii.toml").write_text(RECIPE.replace("[grid]", "lr = 0.5\n[grid]"))
+    outcome = elle("report", folder / "radii.toml", runs)
+    assert outcome.code == 2
+    assert "belongs to recipe radii as it is now; make them with `elle sweep" in outcome.err
+    assert (gather([str(runs)]).recipe, len(gather([str(runs)]).runs)) == (None, 22)
+
+
 def test_runs_of_another_recipe_are_left_out(folder):
     run = run_directory(folder / "runs" / "other", "method=fgsm", "eps=8/255", "lr=0.5", "model=small-cnn")
     write_result(run, 99.0)

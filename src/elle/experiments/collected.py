@@ -89,7 +89,7 @@ class Collected:
     def settings(self) -> list[Setting]:
         groups: dict[str, list[RunDirectory]] = {}
         for run in self.runs:
-            if run.result is not None:
+            if run.finished():
                 groups.setdefault(run_id(run.config.model_copy(update={"seed": 0})), []).append(run)
         return [Setting(sorted(group, key=lambda run: run.config.seed)) for group in groups.values()]
 
@@ -185,12 +185,15 @@ def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
         recipe = load_recipe(sources[0])
         folders = folders[1:] or [where / recipe.name]
     paths = list(dict.fromkeys(path for folder in folders for path in _run_paths(folder)))
-    recipe = recipe or _recipe_of(folders)
     runs = [open_run(path) for path in paths]
+    if recipe is not None and not _places(runs, recipe):
+        raise InputError(
+            f"none of the {len(runs)} runs in {folders[0]} belongs to recipe {recipe.name} as it is now; make them with "
+            f"`elle sweep {sources[0]}`, or report those without it: elle report {folders[0]}"
+        )
+    recipe = recipe or _recipe_of(folders, runs)
     if recipe is not None:
         places = _places(runs, recipe)
-        if not places:
-            raise InputError(f"none of the {len(runs)} runs in {folders[0]} belongs to recipe {recipe.name}")
         runs = sorted((run for run in runs if run.path in places), key=lambda run: (places[run.path], run.config.seed))
     distinct = _distinct(runs)
     failures = {run.name: reason for run in distinct if (reason := _failure(run.path / FAILURE))}
@@ -227,13 +230,14 @@ def _run_paths(folder: Path) -> list[Path]:
     return paths
 
 
-def _recipe_of(folders: Sequence[Path]) -> Recipe | None:
-    """The recipe a folder was swept from, if it is still to be found."""
+def _recipe_of(folders: Sequence[Path], runs: Sequence[RunDirectory]) -> Recipe | None:
+    """The recipe a folder was swept from, if it is still to be found and has not become another."""
     file = folders[0] / MANIFEST
     if len(folders) > 1 or not file.exists():
         return None
     try:
-        return load_recipe(json.loads(file.read_text(encoding="utf-8"))["recipe"])
+        recipe = load_recipe(json.loads(file.read_text(encoding="utf-8"))["recipe"])
+        return recipe if _places(runs, recipe) else None
     except (InputError, ValueError, KeyError):
         return None
 
@@ -253,7 +257,7 @@ def _distinct(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
     found: dict[str, RunDirectory] = {}
     for run in runs:
         key = run_id(run.config)
-        if key not in found or (found[key].result is None and run.result is not None):
+        if key not in found or (run.finished() and not found[key].finished()):
             found[key] = run
     return list(found.values())
 

@@ -145,7 +145,9 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
 def failure_table(collected: Collected) -> Table | None:
     """Runs without a result, and why."""
     rows = [
-        [run.name, collected.failures.get(run.name, "not finished")] for run in collected.runs if run.result is None
+        [run.name, collected.failures.get(run.name) or run.stopped() or "not finished"]
+        for run in collected.runs
+        if not run.finished()
     ]
     return Table("Runs without a result", ("Run", "Reason"), rows) if rows else None
 

@@ -83,7 +83,7 @@ class RunDirectory:
 
     def finished(self) -> bool:
         """Whether the result is that of now, not the one of before a run went on, as with a larger max_steps."""
-        return self.result is not None and self._last_end()["event"] != "resume"
+        return self.result is not None and self._last_end()["event"] not in ("resume", "stop")
 
     def _last_end(self) -> Record:
         ends = [event for event in self.events if event["event"] in ("stop", "resume", "finish")]
