@@ -146,6 +146,10 @@ class Run:
         if different:
             words = ", ".join(saved.spelled(key) for key in different)
             raise InputError(f"{path} belongs to a run with {words}; give the same values, or choose another --out")
+        if header["step"] > self.last_step:  # what would be measured is not what the settings say
+            raise InputError(
+                f"max_steps={self.config.max_steps}: {path} is of step {header['step']}; give as many steps or more"
+            )
         check_same_images(path, header.get("network", {}), self.images)
         try:
             self.guard.restore_method(header)

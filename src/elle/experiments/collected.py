@@ -212,7 +212,8 @@ def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
     found = find_runs(sources, where)
     if not found.settings:
         raise InputError(
-            f"none of the {len(found.runs)} runs in {found.folder} has finished; `elle sweep` continues them"
+            f"no run in {found.folder} has finished (of {len(found.runs)}); continue with the same `elle sweep`, or each "
+            f"by itself: elle train --out DIR --resume"
         )
     if not found.metrics:
         raise InputError(
