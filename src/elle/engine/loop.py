@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -317,7 +318,7 @@ class Run:
         """The command that goes on; what has started this process among others is known to the user alone."""
         if self.ranks.count > self.config.devices:
             return f"continue with the same command and {words}"
-        return f"continue with: elle train --out {self.directory} {words}"
+        return f"continue with: elle train --out {shlex.quote(str(self.directory))} {words}"
 
     def model_header(self) -> dict[str, Any]:
         config, shape = self.config, self.images.test.x.shape

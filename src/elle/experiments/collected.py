@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -147,7 +148,7 @@ def _evaluated(run: RunDirectory) -> list[dict[str, Any]]:
         return []
     last = _evaluation(run, file)
     if last is None:
-        raise InputError(f"{file} is damaged; evaluate the run again: elle evaluate {run.path}")
+        raise InputError(f"{file} is damaged; evaluate the run again: elle evaluate {shlex.quote(str(run.path))}")
     kept = sorted((int(path.suffixes[0][1:]), path) for path in run.path.glob("evaluation.*.json")
                   if path.suffixes[0][1:].isdigit())  # fmt: skip
     found = [*(one for _, path in kept if (one := _evaluation(run, path))), last]
@@ -188,8 +189,9 @@ def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
     runs = [open_run(path) for path in paths]
     if recipe is not None and not _places(runs, recipe):
         raise InputError(
-            f"none of the {len(runs)} runs in {folders[0]} belongs to recipe {recipe.name} as it is now; make them with "
-            f"`elle sweep {sources[0]}`, or report those without it: elle report {folders[0]}"
+            f"none of the {len(runs)} runs in {folders[0]} belongs to recipe {recipe.name} as it is now; make them "
+            f"with `elle sweep {shlex.quote(sources[0])}`, or report those without it: "
+            f"elle report {shlex.quote(str(folders[0]))}"
         )
     recipe = recipe or _recipe_of(folders, runs)
     if recipe is not None:
@@ -212,8 +214,8 @@ def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
     found = find_runs(sources, where)
     if not found.settings:
         raise InputError(
-            f"no run in {found.folder} has finished (of {len(found.runs)}); continue with the same `elle sweep`, or each "
-            f"by itself: elle train --out DIR --resume"
+            f"no run in {found.folder} has finished (of {len(found.runs)}); continue with the same `elle sweep`, or "
+            f"each by itself: elle train --out DIR --resume"
         )
     if not found.metrics:
         raise InputError(
