@@ -227,6 +227,23 @@ def test_a_run_that_goes_on_beyond_its_result_has_not_finished(folder, end):
     assert f"| longer | {end.get('reason', 'not finished')} |" in (folder / "report" / "report.md").read_text()
 
 
+def test_runs_that_went_on_with_another_method_than_their_row_says_are_listed(folder):
+    back = {"event": "rollback", "step": 30, "undone_from": 45, "method": "fgsm+elle-a", "weight": 300.0}
+    run = run_directory(
+        folder / "runs" / "back", "method=fgsm", "eps=8/255", "seed=9", "model=small-cnn", events=[back]
+    )
+    write_result(run, 45.0)
+    sources = [str(folder / "radii.toml"), str(folder / "runs")]
+    write_report(gather(sources), folder / "report")  # `stop` goes back too, with the method it had
+    assert "rolled back" not in (folder / "report" / "report.md").read_text()
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"rollbacks": 1}))
+    write_report(gather(sources), folder / "report")
+    text = (folder / "report" / "report.md").read_text()
+    assert "1 of them collapsed and went on with a stronger method than their row says: see the end." in text
+    assert "| back | fgsm | fgsm+elle-a at weight 300 |" in text
+
+
 def test_the_runs_of_a_recipe_that_has_changed_are_reported_without_it(folder, elle):
     runs = folder / "runs"
     (runs / "sweep.json").write_text(json.dumps({"recipe": str(folder / "radii.toml"), "runs": []}))

@@ -152,6 +152,14 @@ def failure_table(collected: Collected) -> Table | None:
     return Table("Runs without a result", ("Run", "Reason"), rows) if rows else None
 
 
+def rollback_table(collected: Collected) -> Table | None:
+    """Runs that did not end with the method of their setting, and with which they did."""
+    runs = [run for setting in collected.settings for run in setting.runs]
+    rows = [[run.name, run.config.method, after] for run in runs if (after := run.went_on_with()) is not None]
+    columns = ("Run", "Method", "Went on with")
+    return Table("Runs that collapsed and were rolled back", columns, rows) if rows else None
+
+
 def markdown(table: Table) -> str:
     """The table as Markdown, the marks with it."""
 

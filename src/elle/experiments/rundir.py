@@ -76,6 +76,14 @@ class RunDirectory:
             standing = next((record["step"] for record in self.records if record["epoch"] >= epoch), epoch)
         return standing
 
+    def went_on_with(self) -> str | None:
+        """The method that its rollbacks had led to in the end; None for a run that kept its own."""
+        if not (self.result or {}).get("rollbacks"):
+            return None
+        last = next((event for event in reversed(self.events) if event["event"] == "rollback"), {})
+        weight = f" at weight {last['weight']:g}" if last.get("weight") is not None else ""
+        return f"{last.get('method', 'a stronger method')}{weight}"
+
     def stopped(self) -> str | None:
         """Why the run ended before its end; None where it goes on, has finished, or died without a word."""
         last = self._last_end()
