@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "scalars": {"config", "engine", "errors", "files"},
     "watch": {"config", "experiments"},
     "doctor": {"data", "errors", "version"},
-    "demo": {"config", "errors", "experiments"},
+    "demo": {"config", "errors", "experiments", "files"},
     "printing": set(),
     "cli_data": {"config", "data", "errors", "printing"},
     "cli_lists": {"cli_data", "doctor", "methods", "models", "printing"},
