@@ -2,11 +2,15 @@
 
 import json
 import re
+import subprocess
+import sys
+import time
 
 import pytest
 
-from elle.demo import _dip, describe, run_demo
+from elle.demo import NAMES, _dip, describe, run_demo
 from elle.errors import InputError, WorkError
+from elle.experiments.training import is_running
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +48,30 @@ def test_it_replaces_a_former_demo_but_nothing_else(short, tmp_path):
     assert (tmp_path / "mine.txt").read_text() == "precious"
 
 
+def test_one_demo_at_a_time_and_a_killed_one_leaves_no_training_behind(tmp_path):
+    out = tmp_path / "out"
+    demo = subprocess.Popen([sys.executable, "-m", "elle", "demo", "--out", str(out)], stdout=subprocess.DEVNULL)
+    try:
+        _wait_until(lambda: all(is_running(out / method) for method in NAMES))
+        with pytest.raises(InputError, match=f"{out} is in use by another process"):
+            run_demo(out, seed=0, quiet=True)
+        assert all(is_running(out / method) for method in NAMES)
+    finally:
+        demo.kill()
+        demo.wait()
+    _wait_until(lambda: not any(is_running(out / method) for method in NAMES))
+    run_demo(out, seed=3, quiet=True, words=["epochs=1", "max_steps=1"])
+
+
+def _wait_until(condition, seconds=60):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
 def test_a_failed_training_is_reported_with_its_reason(tmp_path):
-    with pytest.raises(WorkError, match="failed: .*diverged"):
+    with pytest.raises(WorkError, match="training (fgsm|elle-a) failed: training diverged"):
         run_demo(tmp_path / "out", seed=0, quiet=True, words=["lr=1e12", "epochs=1", "max_steps=4"])
 
 

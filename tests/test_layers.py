@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "scalars": {"config", "engine", "errors", "files"},
     "watch": {"config", "experiments"},
     "doctor": {"data", "errors", "version"},
-    "demo": {"config", "errors", "experiments"},
+    "demo": {"config", "errors", "experiments", "files"},
     "printing": set(),
     "cli_options": set(),
     "cli_data": {"cli_options", "config", "data", "errors", "printing"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,8 +93,8 @@ def sweep(
     if not as_json:
         are = "is" if len(items) == 1 else "are"
         where = f" and in {store.url}" if store else ""
-        named = f" {folder}" if out and not store else ""
-        print(f"{_runs(len(items))} in {folder}{where} {are} finished: elle report {recipe}{named}")
+        named = f" {shlex.quote(str(folder))}" if out and not store else ""
+        print(f"{_runs(len(items))} in {folder}{where} {are} finished: elle report {shlex.quote(recipe)}{named}")
 
 
 def _check_recipe(recipe: Recipe, configs: list[Config]) -> None:

@@ -23,6 +23,8 @@ from elle.experiments.chart import Chart, Series
 from elle.experiments.page import Table as PageTable
 from elle.experiments.page import write_page
 from elle.experiments.rundir import read_lines
+from elle.experiments.training import stop_with_parent
+from elle.files import FolderLock
 
 NAMES = {"fgsm": "FGSM", "elle-a": "ELLE-A"}
 """What a reader is told of each method."""
@@ -65,8 +67,21 @@ class DemoRun:
 
 
 def run_demo(out: Path, seed: int, quiet: bool, words: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """Train both methods side by side into `out`, write its report.html, and return a summary of each."""
-    _prepare(out)
+    """Train both methods side by side into `out`, write its report.html, and return a summary of each.
+
+    `out` is an empty folder, or a former demo's, whose runs are replaced; anything else is left alone.
+    """
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / _MARKER).exists())):
+        raise InputError(f"{out} exists and is not a former demo; choose another folder with --out")
+    with FolderLock(out, _MARKER):
+        return _run(out, seed, quiet, words)
+
+
+def _run(out: Path, seed: int, quiet: bool, words: Sequence[str]) -> dict[str, dict[str, Any]]:
+    for method in NAMES:
+        with FolderLock(out / method, ".lock"):  # a training of a demo that was killed may still be saving itself
+            pass
+        shutil.rmtree(out / method, ignore_errors=True)
     settings = [*SETTINGS, f"seed={seed}", *words]
     epochs = load_config(settings).resolved().epochs or 0
     runs = [_start(method, out / method, settings) for method in NAMES]
@@ -88,19 +103,6 @@ def run_demo(out: Path, seed: int, quiet: bool, words: Sequence[str] = ()) -> di
     return summaries
 
 
-def _prepare(out: Path) -> None:
-    """An empty folder, or a former demo's, whose runs are replaced; anything else is left alone."""
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / _MARKER).exists())):
-        raise InputError(f"{out} exists and is not a former demo; choose another folder with --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / _MARKER).touch()
-    except OSError as problem:
-        raise InputError(f"cannot write into {out}: {problem.strerror}; choose another folder with --out") from None
-    for method in NAMES:
-        shutil.rmtree(out / method, ignore_errors=True)
-
-
 def _start(method: str, directory: Path, settings: Sequence[str]) -> DemoRun:
     cores = os.cpu_count() or 1
     # Half of the cores each: two processes with all of them would wait for each other.
@@ -108,7 +110,9 @@ def _start(method: str, directory: Path, settings: Sequence[str]) -> DemoRun:
     command = [sys.executable, "-m", "elle", "train", f"method={method}", *settings, f"out={directory}"]
     directory.mkdir()
     with open(directory / "log.txt", "wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=environment, preexec_fn=stop_with_parent
+        )
     return DemoRun(method, directory, process)
 
 
@@ -121,7 +125,8 @@ def _follow(runs: list[DemoRun], epochs: int, console: Console) -> None:
                 run.read()
                 if run.process.poll() not in (None, 0):
                     log = (run.directory / "log.txt").read_text().strip()
-                    raise WorkError(f"training {run.method} failed: {log.splitlines()[-1] if log else 'no output'}")
+                    reason = log.splitlines()[-1].removeprefix("elle: ") if log else "no output"
+                    raise WorkError(f"training {run.method} failed: {reason}")
                 if not console.is_terminal:
                     for record in run.records[printed[run.method] :]:
                         console.print(

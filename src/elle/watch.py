@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -131,7 +132,8 @@ def _said(run: RunDirectory) -> list[str]:
     if reason:
         lines.append(reason)
     elif not run.finished() and _abandoned(run.path):
-        lines.append(f"no process trains in it here; `elle train --out {run.path} --resume` goes on where it was saved")
+        command = f"elle train --out {shlex.quote(str(run.path))} --resume"
+        lines.append(f"no process trains in it here; `{command}` goes on where it was saved")
     return lines
 
 

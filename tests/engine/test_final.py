@@ -70,6 +70,15 @@ def test_another_list_of_attacks_uses_the_units_that_it_shares(settings, unfinis
     assert accuracies(unfinished) == uninterrupted("final=pgd-3,pgd-2")
 
 
+def test_the_result_of_the_network_before_does_not_stay_beside_another(settings, tmp_path):
+    train(settings(*WORDS))
+    file = tmp_path / "run" / "result.json"
+    for words, stays in ((WORDS, True), ((*WORDS, "max_steps=19"), False)):
+        with kept_units(end_after=1, with_problem=PulledPlugError), pytest.raises(PulledPlugError):
+            train(settings(*words), resume=True)
+        assert file.exists() == stays
+
+
 def test_another_network_is_evaluated_afresh(settings, unfinished, uninterrupted):
     with kept_units() as done:
         train(settings(*WORDS, "max_steps=36"), resume=True)

@@ -173,6 +173,23 @@ def test_a_ramp_does_not_hold_back_the_weight_that_a_rollback_asks_for(settings,
     assert highest[36:] == [20] * 36
 
 
+def test_nor_does_a_ramp_where_a_rollback_leads_to_the_start_of_a_phase(settings, tmp_path, monkeypatch):
+    def check(self, model, step, *, loss, accuracy, rate):
+        fooled = len(self.readings) < 2 and not (tmp_path / "run" / "after-collapse.safetensors").exists()
+        levels = {"multi": 0.02, "clean": 0.15, "accuracy": 0.4, "error": 0.03} if fooled else {
+            "multi": 0.2, "clean": 0.4, "accuracy": 0.25, "error": 1e-5}  # fmt: skip
+        return self.observe(levels | {"single": 0.3, "chance": 0.1, "step": step, "loss": loss, "rate": rate})
+
+    monkeypatch.setattr(CollapseMonitor, "check", check)
+    config = settings("epochs=2", "method=elle-a", "weight=10", "method.weight.ramp=72", "on_collapse=rollback")
+    train(config)
+    run = tmp_path / "run"
+    assert events(run) == [("collapse", 18), ("rollback", 0), ("finish", 36)]
+    tensors, header = checkpoint.load_checkpoint(checkpoint.checkpoint_path(run, 36))
+    assert float(tensors["rule.since"]) == 72 + 36
+    assert header["guard"]["strengthened_at"] == 0
+
+
 def test_a_rollback_undoes_the_collapse_and_goes_on_with_elle_a(settings, tmp_path, collapsing):
     collapsing(3, 4)
     result = train(settings("epochs=3", "on_collapse=rollback"))
@@ -315,7 +332,7 @@ def test_interrupted_around_a_rollback_and_resumed_is_uninterrupted_bitwise(sett
         checkpoint.load_checkpoint(checkpoint.checkpoint_path(tmp_path / name, 54)) for name in ("whole", "cut")
     )
     torch.testing.assert_close(mine[0], theirs[0], rtol=0, atol=0, equal_nan=True)
-    assert mine[1]["guard"] == theirs[1]["guard"] == {"rollbacks": 1, "healthy_step": 54}
+    assert mine[1]["guard"] == theirs[1]["guard"] == {"rollbacks": 1, "healthy_step": 54, "strengthened_at": 18}
     assert mine[1]["monitor"] == theirs[1]["monitor"]
     assert lines(tmp_path / "whole" / "probes.jsonl") == lines(tmp_path / "cut" / "probes.jsonl")
     assert lines(tmp_path / "whole" / "steps.jsonl") == lines(tmp_path / "cut" / "steps.jsonl")

@@ -13,6 +13,7 @@ from elle.engine import checkpoint
 from elle.engine.guard import Guard
 from elle.engine.loop import Run, Watcher, train
 from elle.engine.probe import CollapseMonitor
+from elle.engine.ranks import ALONE, Ranks
 from elle.engine.step import Step
 from elle.errors import InputError, WorkError
 from elle.methods import METHODS
@@ -230,3 +231,25 @@ def test_the_seconds_before_a_file_that_cannot_be_read_stay_counted(root, tmp_pa
         train(load_config(words(root, tmp_path / "run", "eval_every=0")))
     (saved,) = checkpoint.checkpoints(tmp_path / "run")
     assert checkpoint.load_checkpoint(saved)[1]["epoch_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("done", "ranks", "words_after"),
+    [
+        (0, ALONE, "nothing is trained yet; continue with: elle train --out "),
+        (3, Ranks(0, 2), "what was saved stays; continue with the same command and --resume"),
+    ],
+    ids=["at the first step", "on one of two ranks"],
+)
+def test_a_file_that_cannot_be_read_is_told_with_how_to_go_on_also_where_nothing_is_saved(
+    root, tmp_path, monkeypatch, done, ranks, words_after
+):
+    def failing(data, epoch, step):
+        raise WorkError("a.jpg: cannot be read; replace it")
+
+    monkeypatch.setattr(Streaming, "stage", failing)
+    run = Run(load_config(words(root, tmp_path / "run")).resolved(), tmp_path / "run", Watcher())
+    run.done, run.ranks = done, ranks
+    with pytest.raises(WorkError, match=f"a.jpg: cannot be read; replace it; {words_after}"):
+        run._stage(0.0)
+    assert not checkpoint.checkpoints(tmp_path / "run")

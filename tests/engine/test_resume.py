@@ -134,6 +134,22 @@ def test_a_run_cut_short_inside_an_epoch_by_max_steps_continues_to_the_same_reco
     assert records(tmp_path / "run") == records(uninterrupted)
 
 
+def test_the_command_that_goes_on_can_be_pasted_into_a_shell(tmp_path):
+    with pytest.raises(WorkError, match=r"continue with: elle train --out '.*/my runs/a & b' --resume$"):
+        train(
+            configuration(tmp_path / "my runs" / "a & b", "method=fgsm"),
+            watcher=signal_after_step(2, signal.SIGTERM),
+        )
+
+
+def test_a_run_does_not_end_before_the_step_it_has_come_to(tmp_path):
+    train(configuration(tmp_path / "run", "method=fgsm", f"max_steps={EPOCH}"))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=f"max_steps={EPOCH - 1}: .* is of step {EPOCH}; give as many steps or more"):
+        train(configuration(tmp_path / "run", "method=fgsm", f"max_steps={EPOCH - 1}"), resume=True)
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_a_run_signalled_at_the_step_that_max_steps_allows_last_resumes_to_the_same_records(tmp_path):
     whole, stopped = (configuration(tmp_path / name, "method=fgsm", "max_steps=7") for name in ("whole", "stopped"))
     train(whole)

@@ -216,6 +216,45 @@ def test_unfinished_and_failed_runs_are_listed(folder):
     assert "1 more has no result" in text
 
 
+@pytest.mark.parametrize("end", [{}, {"event": "stop", "step": 65, "reason": "stopped by SIGTERM at step 65"}])
+def test_a_run_that_goes_on_beyond_its_result_has_not_finished(folder, end):
+    going_on = [{"event": "finish", "step": 60}, {"event": "resume", "step": 60}, *([end] if end else [])]
+    words = ("method=fgsm", "eps=8/255", "seed=9", "model=small-cnn")
+    write_result(run_directory(folder / "runs" / "longer", *words, events=going_on), 99.0)
+    collected = gather([str(folder / "radii.toml"), str(folder / "runs")])
+    assert "longer" not in {run.name for setting in collected.settings for run in setting.runs}
+    write_report(collected, folder / "report")
+    assert f"| longer | {end.get('reason', 'not finished')} |" in (folder / "report" / "report.md").read_text()
+
+
+def test_runs_that_went_on_with_another_method_than_their_row_says_are_listed(folder):
+    back = {"event": "rollback", "step": 30, "undone_from": 45, "method": "fgsm+elle-a", "weight": 300.0}
+    run = run_directory(
+        folder / "runs" / "back", "method=fgsm", "eps=8/255", "seed=9", "model=small-cnn", events=[back]
+    )
+    write_result(run, 45.0)
+    sources = [str(folder / "radii.toml"), str(folder / "runs")]
+    write_report(gather(sources), folder / "report")  # `stop` goes back too, with the method it had
+    assert "rolled back" not in (folder / "report" / "report.md").read_text()
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"rollbacks": 1}))
+    write_report(gather(sources), folder / "report")
+    text = (folder / "report" / "report.md").read_text()
+    assert "1 of them collapsed and went on with a stronger method than their row says: see the end." in text
+    assert "| back | fgsm | fgsm+elle-a at weight 300 |" in text
+
+
+def test_the_runs_of_a_recipe_that_has_changed_are_reported_without_it(folder, elle):
+    runs = folder / "runs"
+    (runs / "sweep.json").write_text(json.dumps({"recipe": str(folder / "radii.toml"), "runs": []}))
+    assert gather([str(runs)]).recipe is not None
+    (folder / "radii.toml").write_text(RECIPE.replace("[grid]", "lr = 0.5\n[grid]"))
+    outcome = elle("report", folder / "radii.toml", runs)
+    assert outcome.code == 2
+    assert "belongs to recipe radii as it is now; make them with `elle sweep" in outcome.err
+    assert (gather([str(runs)]).recipe, len(gather([str(runs)]).runs)) == (None, 22)
+
+
 def test_runs_of_another_recipe_are_left_out(folder):
     run = run_directory(folder / "runs" / "other", "method=fgsm", "eps=8/255", "lr=0.5", "model=small-cnn")
     write_result(run, 99.0)
@@ -278,7 +317,7 @@ def test_mistakes_are_told_in_a_line(tmp_path, folder):
     with pytest.raises(InputError, match="holds no run"):
         gather([str(tmp_path / "empty")])
     lonely = run_directory(tmp_path / "lonely" / "a", "method=fgsm", finished=False)
-    with pytest.raises(InputError, match="none of the 1 runs in .* has finished"):
+    with pytest.raises(InputError, match=r"no run in .* has finished \(of 1\); continue"):
         gather([str(lonely)])
     with pytest.raises(InputError, match="belongs to recipe radii"):
         gather([str(folder / "radii.toml"), str(tmp_path / "lonely")])

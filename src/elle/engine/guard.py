@@ -41,6 +41,8 @@ class Guard:
         """The last healthy state: copies on the device of what `Step.state` returned."""
         self.step = 0
         """The step after which they were taken."""
+        self.strengthened_at: int | None = None
+        """The step from which the last rollback went on with a stronger method."""
         # On by default for every method that its network can learn to fool.
         self.wanted = run.config.on_collapse != "warn" or run.method.few_steps
         if not self.every and run.config.on_collapse != "warn":
@@ -164,6 +166,7 @@ class Guard:
             run.step.rule["weight"].fill_(method.weight.value)
             if isinstance(method.weight, OnOff) and method.weight.ramp:
                 run.step.rule["since"].fill_(method.weight.ramp)  # else the next jump would be one down
+            self.strengthened_at = run.done
         if run.timetable.place(run.done)[1] == 0:
             run.step.position.zero_()
         readings = self.monitor.forget(run.done)
@@ -185,7 +188,8 @@ class Guard:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and header entries for a checkpoint."""
-        header: dict[str, Any] = {"guard": {"rollbacks": self.rollbacks, "healthy_step": self.step}}
+        known = {"rollbacks": self.rollbacks, "healthy_step": self.step, "strengthened_at": self.strengthened_at}
+        header: dict[str, Any] = {"guard": known}
         if self.monitor is not None:
             header["monitor"] = self.monitor.state_dict()
         if self.run.config.on_collapse == "warn":
@@ -205,6 +209,7 @@ class Guard:
         if "guard" not in header:
             return  # a checkpoint of a version without a guard
         self.step = header["guard"]["healthy_step"]
+        self.strengthened_at = header["guard"].get("strengthened_at")
         like = self.run.step.state()
         kept = {name.removeprefix(_PREFIX): value for name, value in tensors.items() if name.startswith(_PREFIX)}
         self.tensors = {name: value.to(like[name].device) for name, value in kept.items() if name in like} or None

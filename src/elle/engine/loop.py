@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -146,6 +147,10 @@ class Run:
         if different:
             words = ", ".join(saved.spelled(key) for key in different)
             raise InputError(f"{path} belongs to a run with {words}; give the same values, or choose another --out")
+        if header["step"] > self.last_step:  # what would be measured is not what the settings say
+            raise InputError(
+                f"max_steps={self.config.max_steps}: {path} is of step {header['step']}; give as many steps or more"
+            )
         check_same_images(path, header.get("network", {}), self.images)
         try:
             self.guard.restore_method(header)
@@ -240,7 +245,8 @@ class Run:
         self.batches.enter(epoch)
         if self.batches.shape != before:
             self.run_step = self._runnable()
-        if first == 0 and self.timetable.starts_phase(epoch):
+        # Not where a rollback has led back to: it asks for the whole weight at once, and a ramp begins at 0.
+        if first == 0 and self.timetable.starts_phase(epoch) and self.done != self.guard.strengthened_at:
             self.step.begin_phase()
 
     def _stage(self, started: float) -> None:
@@ -248,11 +254,12 @@ class Run:
         try:
             self.step.data.stage(*self.batches.place(self.done))
         except WorkError as problem:
-            if self.done == 0 or self.ranks.count > 1:
-                raise  # saving is for all ranks together, and the others know nothing of this
-            self.epoch_seconds += time.perf_counter() - started
-            self._keep()
-            raise WorkError(f"{problem}; the run is saved at step {self.done}; {self.how_to_continue()}") from None
+            saved = "what was saved stays" if self.done else "nothing is trained yet"
+            if self.done and self.ranks.count == 1:  # saving is for all ranks together, the others know nothing of this
+                self.epoch_seconds += time.perf_counter() - started
+                self._keep()
+                saved = f"the run is saved at step {self.done}"
+            raise WorkError(f"{problem}; {saved}; {self.how_to_continue()}") from None
 
     def _record(self, epoch: int, rows: Tensor) -> None:
         """Write down an epoch, and a checkpoint where the epoch is whole."""
@@ -311,7 +318,7 @@ class Run:
         """The command that goes on; what has started this process among others is known to the user alone."""
         if self.ranks.count > self.config.devices:
             return f"continue with the same command and {words}"
-        return f"continue with: elle train --out {self.directory} {words}"
+        return f"continue with: elle train --out {shlex.quote(str(self.directory))} {words}"
 
     def model_header(self) -> dict[str, Any]:
         config, shape = self.config, self.images.test.x.shape

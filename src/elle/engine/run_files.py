@@ -110,6 +110,16 @@ class RunFiles:
         if self.ranks.first:
             checkpoint.write_tensors(self.directory / name, tensors, header)
 
+    def write_network(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        """The trained network; where it is another than the one there, that one's result goes before it."""
+        path = self.directory / "model.safetensors"
+        if self.ranks.first:
+            content = checkpoint.packed(tensors, header)
+            if not path.exists() or path.read_bytes() != content:
+                with contextlib.suppress(OSError):  # then the network cannot be written either, which is told
+                    (self.directory / "result.json").unlink()
+                write_atomically(path, content)
+
     def conclude(self, result: dict[str, Any]) -> None:
         """Write the result; with it the parts of the final evaluation have served."""
         parts = self.directory / FINAL

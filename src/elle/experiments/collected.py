@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -89,7 +90,7 @@ class Collected:
     def settings(self) -> list[Setting]:
         groups: dict[str, list[RunDirectory]] = {}
         for run in self.runs:
-            if run.result is not None:
+            if run.finished():
                 groups.setdefault(run_id(run.config.model_copy(update={"seed": 0})), []).append(run)
         return [Setting(sorted(group, key=lambda run: run.config.seed)) for group in groups.values()]
 
@@ -147,7 +148,7 @@ def _evaluated(run: RunDirectory) -> list[dict[str, Any]]:
         return []
     last = _evaluation(run, file)
     if last is None:
-        raise InputError(f"{file} is damaged; evaluate the run again: elle evaluate {run.path}")
+        raise InputError(f"{file} is damaged; evaluate the run again: elle evaluate {shlex.quote(str(run.path))}")
     kept = sorted((int(path.suffixes[0][1:]), path) for path in run.path.glob("evaluation.*.json")
                   if path.suffixes[0][1:].isdigit())  # fmt: skip
     found = [*(one for _, path in kept if (one := _evaluation(run, path))), last]
@@ -185,12 +186,16 @@ def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
         recipe = load_recipe(sources[0])
         folders = folders[1:] or [where / recipe.name]
     paths = list(dict.fromkeys(path for folder in folders for path in _run_paths(folder)))
-    recipe = recipe or _recipe_of(folders)
     runs = [open_run(path) for path in paths]
+    if recipe is not None and not _places(runs, recipe):
+        raise InputError(
+            f"none of the {len(runs)} runs in {folders[0]} belongs to recipe {recipe.name} as it is now; make them "
+            f"with `elle sweep {shlex.quote(sources[0])}`, or report those without it: "
+            f"elle report {shlex.quote(str(folders[0]))}"
+        )
+    recipe = recipe or _recipe_of(folders, runs)
     if recipe is not None:
         places = _places(runs, recipe)
-        if not places:
-            raise InputError(f"none of the {len(runs)} runs in {folders[0]} belongs to recipe {recipe.name}")
         runs = sorted((run for run in runs if run.path in places), key=lambda run: (places[run.path], run.config.seed))
     distinct = _distinct(runs)
     failures = {run.name: reason for run in distinct if (reason := _failure(run.path / FAILURE))}
@@ -209,7 +214,8 @@ def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
     found = find_runs(sources, where)
     if not found.settings:
         raise InputError(
-            f"none of the {len(found.runs)} runs in {found.folder} has finished; `elle sweep` continues them"
+            f"no run in {found.folder} has finished (of {len(found.runs)}); continue with the same `elle sweep`, or "
+            f"each by itself: elle train --out DIR --resume"
         )
     if not found.metrics:
         raise InputError(
@@ -227,13 +233,14 @@ def _run_paths(folder: Path) -> list[Path]:
     return paths
 
 
-def _recipe_of(folders: Sequence[Path]) -> Recipe | None:
-    """The recipe a folder was swept from, if it is still to be found."""
+def _recipe_of(folders: Sequence[Path], runs: Sequence[RunDirectory]) -> Recipe | None:
+    """The recipe a folder was swept from, if it is still to be found and has not become another."""
     file = folders[0] / MANIFEST
     if len(folders) > 1 or not file.exists():
         return None
     try:
-        return load_recipe(json.loads(file.read_text(encoding="utf-8"))["recipe"])
+        recipe = load_recipe(json.loads(file.read_text(encoding="utf-8"))["recipe"])
+        return recipe if _places(runs, recipe) else None
     except (InputError, ValueError, KeyError):
         return None
 
@@ -253,7 +260,7 @@ def _distinct(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
     found: dict[str, RunDirectory] = {}
     for run in runs:
         key = run_id(run.config)
-        if key not in found or (found[key].result is None and run.result is not None):
+        if key not in found or (run.finished() and not found[key].finished()):
             found[key] = run
     return list(found.values())
 

@@ -15,7 +15,7 @@ from elle.experiments.figure import Figure, write_figures
 from elle.experiments.layout import Layout, lay_out
 from elle.experiments.page import Part, Picture, Table, write_page
 from elle.experiments.report_figures import report_figures
-from elle.experiments.report_tables import comparison_table, failure_table, markdown, result_tables
+from elle.experiments.report_tables import comparison_table, failure_table, markdown, result_tables, rollback_table
 from elle.files import write_text
 
 PICTURE = "adversarial.png"
@@ -28,8 +28,7 @@ def write_report(collected: Collected, out: Path) -> list[Path]:
     tables = result_tables(collected, layout)
     figures = report_figures(collected, layout)
     closing = [comparison_table(comparisons, layout)] if comparisons else []
-    if (failures := failure_table(collected)) is not None:
-        closing.append(failures)
+    closing += [table for table in (rollback_table(collected), failure_table(collected)) if table is not None]
     title = collected.recipe.title if collected.recipe else _counted(len(collected.runs), "run")
     lead = _lead(collected, comparisons)
     pictures = _pictures(collected, layout)
@@ -61,6 +60,8 @@ def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
     text += f", {_counted(finished, 'run')}; mean \u00b1 std over seeds."
     if collected.asked("kind") == ["pictures"] and not _pictures(collected, lay_out(collected)):
         text += " The pictures are still to be drawn: `elle show DIR` for each run, then this report again."
+    if changed := sum(run.went_on_with() is not None for setting in collected.settings for run in setting.runs):
+        text += f" {changed} of them collapsed and went on with a stronger method than their row says: see the end."
     if unfinished := len(collected.runs) - finished:
         text += f" {unfinished} more {'has' if unfinished == 1 else 'have'} no result: see the end."
     if collected.copies:

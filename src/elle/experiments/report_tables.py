@@ -145,9 +145,19 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
 def failure_table(collected: Collected) -> Table | None:
     """Runs without a result, and why."""
     rows = [
-        [run.name, collected.failures.get(run.name, "not finished")] for run in collected.runs if run.result is None
+        [run.name, collected.failures.get(run.name) or run.stopped() or "not finished"]
+        for run in collected.runs
+        if not run.finished()
     ]
     return Table("Runs without a result", ("Run", "Reason"), rows) if rows else None
+
+
+def rollback_table(collected: Collected) -> Table | None:
+    """Runs that did not end with the method of their setting, and with which they did."""
+    runs = [run for setting in collected.settings for run in setting.runs]
+    rows = [[run.name, run.config.method, after] for run in runs if (after := run.went_on_with()) is not None]
+    columns = ("Run", "Method", "Went on with")
+    return Table("Runs that collapsed and were rolled back", columns, rows) if rows else None
 
 
 def markdown(table: Table) -> str:

@@ -76,6 +76,14 @@ class RunDirectory:
             standing = next((record["step"] for record in self.records if record["epoch"] >= epoch), epoch)
         return standing
 
+    def went_on_with(self) -> str | None:
+        """The method that its rollbacks had led to in the end; None for a run that kept its own."""
+        if not (self.result or {}).get("rollbacks"):
+            return None
+        last = next((event for event in reversed(self.events) if event["event"] == "rollback"), {})
+        weight = f" at weight {last['weight']:g}" if last.get("weight") is not None else ""
+        return f"{last.get('method', 'a stronger method')}{weight}"
+
     def stopped(self) -> str | None:
         """Why the run ended before its end; None where it goes on, has finished, or died without a word."""
         last = self._last_end()
@@ -83,7 +91,7 @@ class RunDirectory:
 
     def finished(self) -> bool:
         """Whether the result is that of now, not the one of before a run went on, as with a larger max_steps."""
-        return self.result is not None and self._last_end()["event"] != "resume"
+        return self.result is not None and self._last_end()["event"] not in ("resume", "stop")
 
     def _last_end(self) -> Record:
         ends = [event for event in self.events if event["event"] in ("stop", "resume", "finish")]

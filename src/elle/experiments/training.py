@@ -35,7 +35,7 @@ def start_training(config: Config, path: Path, environment: Mapping[str, str]) -
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
             start_new_session=True,  # Ctrl-C reaches the sweep alone, which then stops its runs in order
-            preexec_fn=_stop_with_parent,
+            preexec_fn=stop_with_parent,
         )
 
 
@@ -46,8 +46,8 @@ def _settings(config: Config, path: Path, file: Path) -> Config:
     return begun.model_copy(update=here)
 
 
-def _stop_with_parent() -> None:
-    """If the sweep is killed outright, its runs save themselves and end rather than go on unseen (Linux)."""
+def stop_with_parent() -> None:
+    """If what started the runs is killed outright, they save themselves and end rather than go on unseen (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
