@@ -139,6 +139,19 @@ def test_images_of_any_size(norm, shape):
         assert changed(x, x_adv).any(), name
 
 
+class ThirdPlace(nn.Module):
+    """Three classes, of which the least likely alone can be reached."""
+
+    def forward(self, x):
+        brightness = x.flatten(1).mean(1)
+        return torch.stack([0 * brightness, -1 + 0 * brightness, 50 * brightness - 27], 1)
+
+
+def test_of_three_classes_the_least_likely_is_reached_too():
+    x, y = torch.full((4, 1, 4, 4), 0.5), torch.zeros(4, dtype=torch.long)
+    assert changed(x, search("apgd-t", ThirdPlace(), x, y, 0.1, classes=3, seed=0, budget=SHORT)).all()
+
+
 def test_adaptations_are_said():
     assert adaptations("apgd-ce", 2) == []
     assert adaptations("fab-t", 10) == []

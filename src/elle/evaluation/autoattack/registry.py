@@ -104,8 +104,6 @@ def adaptations(name: str, classes: int, norm: Norm = "linf") -> list[str]:
     if name in ("apgd-t", "fab-t") and count < standard:
         plural = "s" if count > 1 else ""
         notes.append(f"{name}: {count} target{plural} instead of {standard}, one for each other class")
-    if name == "apgd-t" and classes == 3:
-        notes.append("apgd-t: the targeted DLR loss divides by z_1 - z_3, as there is no fourth logit")
-    if name == "apgd-t" and classes == 2:
-        notes.append("apgd-t: the margin between the two logits instead of the targeted DLR loss, which needs three")
+    if name == "apgd-t" and classes < 4:
+        notes.append("apgd-t: the margin between two logits instead of the targeted DLR loss, which needs four")
     return notes
