@@ -78,8 +78,8 @@ class Worker:
             raise InputError(f"images of type {x.dtype} cannot be evaluated; give uint8, or floats in [0, 1]")
         elif not bool(((x >= 0) & (x <= 1)).all()):
             raise InputError(f"images lie in {float(x.min()):.3g} to {float(x.max()):.3g}; they must lie in [0, 1]")
-        x = x.to(self.device, torch.float32)
-        return x, y.to(self.device)
+        # Random points are drawn in the order of memory, which must not be the caller's affair.
+        return x.to(self.device, torch.float32).contiguous(), y.to(self.device)
 
     def _outcome(self, unit: Unit, x: Tensor, y: Tensor, store: Store) -> Outcome:
         _wait(self.device)

@@ -125,7 +125,7 @@ def test_few_and_many_classes(name, classes):
 
 
 @pytest.mark.parametrize("norm", EPS)
-@pytest.mark.parametrize("shape", [(1, 3, 4), (3, 14, 9), (1, 28, 28)])
+@pytest.mark.parametrize("shape", [(1, 3, 4), (3, 14, 9), (1, 28, 28), (1, 30, 4)])
 def test_images_of_any_size(norm, shape):
     """Some make the original stumble: its tiles for l2 and l1 step over the edge of a 14-pixel image."""
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from elle.core.precision import Precision, autocast
-from elle.evaluation.mode import exact_float32, repeatable, tf32
+from elle.evaluation.mode import exact_float32, is_wrong, repeatable, tf32
 from elle.models.batch_norm import fusing
 from elle.models.half_weights import half_weights
 
@@ -83,7 +83,8 @@ class Oracle:
 
     def doubt(self, logits: Tensor) -> Tensor:
         """How far logits may be off by rounding [B]: a success that near the boundary must be looked at exactly."""
-        return 2 * _ROUNDING[self.precision] * logits.abs().amax(1)
+        # 0 times an infinite logit is no number, and nothing would be as near as that.
+        return (2 * _ROUNDING[self.precision] * logits.abs().amax(1)).nan_to_num(nan=0.0, posinf=torch.inf)
 
     def exact(self, x: Tensor, chunk: int = 512) -> Tensor:
         """Logits in float32 proper [N, K], by torch's own operations."""
@@ -99,7 +100,7 @@ class Oracle:
 
     def misclassified(self, x: Tensor, y: Tensor) -> Tensor:
         """Whether each image's likeliest class in float32 is not y [N]."""
-        return self.exact(x).argmax(1) != y
+        return is_wrong(self.exact(x), y)
 
     def _laid_out(self, x: Tensor) -> Tensor:
         if self.device.type == "cuda" and x.dim() == 4:
