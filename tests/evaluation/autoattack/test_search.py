@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from elle.errors import InputError
-from elle.evaluation.autoattack import ORDER, Budget, adaptations, search, slots
+from elle.evaluation.autoattack import ORDER, Budget, adaptations, reference, search, slots
 from elle.evaluation.autoattack.norms import length
 from tests.networks import bfloat16_autocast, conv_net, images
 
@@ -247,3 +247,21 @@ def test_a_compiled_network_is_attacked_as_well(digits_net, name):
     )
     assert (changed(x[:90], plain) != changed(x[:90], compiled)).sum() <= 1
     assert changed(x[:90], compiled).sum() > 5
+
+
+@pytest.mark.parametrize("engine", [search, reference.search], ids=["fast", "reference"])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"norm": "Linf"}, "norm 'Linf' does not exist, did you mean 'linf'"),
+        ({"eps": 8}, "eps is 8; for images in"),
+        ({"eps": -0.1}, "eps is -0.1; for images in"),
+        ({"x": 255 * torch.ones(2, 1, 8, 8)}, r"images lie in 255 to 255; they must lie in \[0, 1\]"),
+        ({"y": torch.zeros(3, dtype=torch.long)}, "2 images and 3 labels cannot be attacked"),
+    ],
+)
+def test_what_would_be_another_attack_in_silence_is_refused(digits_net, engine, changes, words):
+    model, x, y = digits_net
+    given = {"name": "apgd-ce", "model": model, "x": x[:2], "y": y[:2], "eps": 0.1, "classes": 10, "seed": 0} | changes
+    with pytest.raises(InputError, match=words):
+        engine(**given)
