@@ -62,7 +62,7 @@ class ELLE(nn.Module):
 
     def forward(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """weight * mean error of x [B, ...] in [0, 1] with labels or probabilities y, [B] or [B, K]: a scalar."""
-        check_floats(x)
+        check_floats(x, self.eps)
         if len(x) == 0 or len(x) != len(y):
             raise ValueError(
                 f"x has {len(x)} images and y {len(y)} labels; give at least one image, and a label for each"
