@@ -197,7 +197,17 @@ def test_a_criterion_without_one_loss_an_image_is_refused(criterion):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"samples": 0}, {"alpha": 1.5}, {"alpha": -0.1}, {"alpha": 0}, {"alpha": 1.0}, {"alpha": True}, {"alpha": math.nan}, {"alpha": "half"}, {"norm": "l0"}],
+    [
+        {"samples": 0},
+        {"alpha": 1.5},
+        {"alpha": -0.1},
+        {"alpha": 0},
+        {"alpha": 1.0},
+        {"alpha": True},
+        {"alpha": math.nan},
+        {"alpha": "half"},
+        {"norm": "l0"},
+    ],
     ids=str,
 )
 def test_a_bad_setting_is_refused_by_name(arguments):

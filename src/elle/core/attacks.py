@@ -251,7 +251,7 @@ def pgd(
     if 0 < alpha * steps < 1 - 1e-6:
         # 2/255, as papers write a step, would be 2/255 of eps: an attack that goes nowhere and says so to nobody.
         raise ValueError(
-            f"alpha is {alpha:g} in units of eps: {steps} steps of it do not reach from an image to the edge of its ball; "
+            f"alpha is {alpha:g} in units of eps: {steps} steps of it do not reach from the image to the ball's edge; "
             f"write a step of 2/255 as (2 / 255) / eps"
         )
     return SignStep(alpha=alpha, steps=steps, noise=1, clip=True, norm=norm)(model, x, y, eps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ _ROUNDING = {"fp32": 0.0, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7}
 
 FUSED_SEARCH = True
 """Whether a search has small work done by kernels of our own where the network and the device know how."""
+
+BLIND = "the logits have no gradient by the image, so that attacks which follow it find nothing; trust square alone"
 
 # Logits' derivatives are sent back with this as their largest entry: well inside half precision on both sides.
 _SCALE = 64.0
@@ -114,8 +117,9 @@ def _has_compiled_parts(model: nn.Module) -> bool:
 
 
 def _pulled_back(outputs: Tensor, x: Tensor, slope: Tensor) -> Tensor:
-    """The gradient of <slope, outputs> by x; 0 for a network that has none, which a self-check then tells."""
+    """The gradient of <slope, outputs> by x; 0 for a network that has none, which is told."""
     if not outputs.requires_grad:
+        warnings.warn(BLIND, stacklevel=2)
         return torch.zeros_like(x)
     (gradient,) = torch.autograd.grad(outputs, x, slope, materialize_grads=True)
     return gradient
