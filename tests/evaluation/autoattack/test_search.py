@@ -152,6 +152,28 @@ def test_of_three_classes_the_least_likely_is_reached_too():
     assert changed(x, search("apgd-t", ThirdPlace(), x, y, 0.1, classes=3, seed=0, budget=SHORT)).all()
 
 
+class WithMaskedClasses(nn.Module):
+    """Classes that are never to be answered have the logit minus infinity."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x):
+        return nn.functional.pad(self.network(x), (0, 2), value=-torch.inf)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", ORDER)
+def test_masked_classes_protect_no_image(digits_net, name, precision):
+    model, x, y = digits_net
+    options = {"seed": 0, "precision": precision, "budget": SHORT}
+    plain = changed(x, search(name, model, x, y, 0.1, classes=10, **options))
+    masked = changed(x, search(name, WithMaskedClasses(model), x, y, 0.1, classes=12, **options))
+    assert plain.sum() > 10
+    assert (plain != masked).sum() <= 1
+
+
 def test_adaptations_are_said():
     assert adaptations("apgd-ce", 2) == []
     assert adaptations("fab-t", 10) == []

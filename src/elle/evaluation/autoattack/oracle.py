@@ -86,8 +86,9 @@ class Oracle:
 
     def doubt(self, logits: Tensor) -> Tensor:
         """How far logits may be off by rounding [B]: a success that near the boundary must be looked at exactly."""
-        # 0 times an infinite logit is no number, and nothing would be as near as that.
-        return (2 * _ROUNDING[self.precision] * logits.abs().amax(1)).nan_to_num(nan=0.0, posinf=torch.inf)
+        # Infinite ones, of classes that are masked, are not rounded; 0 times infinity is no number to compare with.
+        finite = logits.abs().nan_to_num(nan=0.0, posinf=0.0)
+        return 2 * _ROUNDING[self.precision] * finite.amax(1)
 
     def exact(self, x: Tensor, chunk: int = 512) -> Tensor:
         """Logits in float32 proper [N, K], by torch's own operations."""
