@@ -166,6 +166,25 @@ def test_a_saved_and_restored_plug_in_continues_identically(model, data, history
     assert observe(second, model, data, JUMP[6:], seed=6) == expected[6:]
 
 
+def test_a_weight_given_anew_is_the_one_that_acts_after_a_restoration(model, data):
+    first, second = (elle.ELLE(EPS, weight=weight, adaptive=False) for weight in (100, 200))
+    second.load_state_dict(first.state_dict())
+    second(model, *data)
+    assert float(second.weight) == 200
+
+
+def test_a_network_that_is_made_without_memory_and_then_loaded_can_hold_it(model, data):
+    class Holding(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.reg = elle.ELLE(EPS)
+
+    with torch.device("meta"):
+        made = Holding()
+    made.load_state_dict(Holding().state_dict(), assign=True)
+    assert torch.isfinite(made.reg(model, *data))
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda reg: pickle.loads(pickle.dumps(reg))], ids=["copy", "pickle"])
 def test_a_copy_continues_identically_and_on_its_own(model, data, copied):
     reg = elle.ELLE(EPS, weight=100)

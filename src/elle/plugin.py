@@ -58,11 +58,11 @@ class ELLE(nn.Module):
             self.rule = OnOff(weight, decay, sensitivity, None if history == "all" else history)
         for name, value in self.rule.start().items():
             self.register_buffer(name, value)
-        self.register_buffer("error", torch.tensor(float("nan")), persistent=False)
+        self.register_buffer("error", torch.tensor(float("nan"), device="cpu"), persistent=False)
 
     def forward(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """weight * mean error of x [B, ...] in [0, 1] with labels or probabilities y, [B] or [B, K]: a scalar."""
-        check_floats(x)
+        check_floats(x, self.eps)
         if len(x) == 0 or len(x) != len(y):
             raise ValueError(
                 f"x has {len(x)} images and y {len(y)} labels; give at least one image, and a label for each"

@@ -226,7 +226,29 @@ def test_the_default_step_of_pgd_reaches_across_the_ball(model, data):
     assert torch.equal(*seen.values())
 
 
-@pytest.mark.parametrize("arguments", [{"steps": 0}, {"steps": -1}, {"norm": "l1"}, {"norm": "inf"}], ids=str)
+def test_a_step_of_pgd_that_is_written_without_eps_is_refused(model, data):
+    with pytest.raises(ValueError, match=r"alpha is 0.00784314 in units of eps: 20 steps .* \(2 / 255\) / eps"):
+        pgd(model, *data, 8 / 255, alpha=2 / 255)
+    pgd(model, *data, 8 / 255, steps=4, alpha=(2 / 255) / (8 / 255))
+
+
+@every_attack
+def test_radii_of_images_are_told_from_radii_of_columns(model, data, attack):
+    """Eight images of 8 x 8 pixels: broadcast, the radius of image k would be that of column k of each."""
+    (x, y), radii = data, torch.linspace(0.01, EPS, 8)
+    x, y = x[:8], y[:8]
+    assert x.shape[-1] == len(x)
+    with pytest.raises(ValueError, match=r"eps has shape \[8\]; .*eps.view\(-1, 1, 1, 1\)"):
+        attack(model, x, y, radii)
+    moved = (attack(model, x, y, radii.view(-1, 1, 1, 1)) - x).flatten(1).abs().amax(1)
+    assert (moved <= 3.01 * radii).all()  # n-fgsm starts two radii away
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"steps": 0}, {"steps": -1}, {"norm": "l1"}, {"norm": "inf"}, {"alpha": -1}, {"alpha": math.nan}, {"noise": -1}],
+    ids=str,
+)
 def test_a_bad_setting_is_refused_by_name(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         SignStep(**arguments)

@@ -125,6 +125,20 @@ def test_cure_is_the_curvature_along_the_attack():
     )
 
 
+def test_cure_in_l2_of_a_confident_network_is_taken_at_the_ball_not_far_outside():
+    """Of a gradient of 1e-22 the square is 0 in float32; divided by that, the point lay beyond all images."""
+
+    class Sure(torch.nn.Module):
+        def forward(self, x):
+            lead = 60 - 10 * x.flatten(1).sum(1) ** 2
+            return torch.stack([0 * lead, -lead], 1)
+
+    x, y = torch.full((3, 4), 0.1), torch.zeros(3, dtype=torch.long)
+    exact = linearity.gradient_difference(Sure(), x.double(), y, EPS, "l2")
+    assert 0 < exact.min() <= exact.max() < 1e-30
+    assert (linearity.gradient_difference(Sure(), x, y, EPS, "l2") < 1e-30).all()
+
+
 def test_where_the_loss_is_affine_every_metric_is_zero():
     h, (x, y) = Polynomial(cubic=0), inputs()
     h.A = torch.zeros_like(h.A)

@@ -1,11 +1,13 @@
 """Each self-check speaks up for a network built to deserve it, and is quiet for an honest one."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
 from elle.evaluation.checks import check
-from elle.evaluation.evaluate import assess
+from elle.evaluation.evaluate import assess, evaluate
 from tests.networks import conv_net, images, trained
 
 
@@ -27,6 +29,13 @@ class Mean(nn.Module):
 class Randomised(Mean):
     def level(self, x):
         return super().level(x) + 0.05 * torch.randn(len(x))
+
+
+class Transductive(Mean):
+    """As a BatchNorm without running statistics: an image is judged by the others of its batch."""
+
+    def level(self, x):
+        return x.flatten(1).mean(1) - x.mean()
 
 
 class Quantised(Mean):
@@ -92,6 +101,7 @@ def test_an_honest_network_passes():
     ("model", "name", "words"),
     [
         (Randomised(), "deterministic", "randomised or non-deterministic"),
+        (Transductive(), "deterministic", "depends on the others of its batch"),
         (Quantised(), "gradients", "exactly 0 on 40 of 40 correct images"),
         (Constant(), "classifier", "answers class 0 on 40 of 40 images"),
         (Broken(), "classifier", "not a number on 40 of 40 images"),
@@ -118,6 +128,17 @@ def test_a_network_without_a_gradient_is_evaluated_and_said_to_have_none(network
     assert "the gradient of the loss is exactly 0 on 40 of 40 correct images" in words["gradients"]
     assert "the gradient is masked" in words["black-box"]
     assert record["attacks"]["square"]["correct"] == 0
+
+
+@pytest.mark.parametrize("network", [Thresholded, Detached])
+def test_a_network_without_a_gradient_is_warned_of_where_there_is_no_record_to_say_it(network):
+    images = grey(0.01, 0.02)
+    with pytest.warns(UserWarning, match="no gradient by the image"):
+        evaluate(network(), *images, "fgsm", 0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assess(network(), *images, "fgsm", 0.05)
+        evaluate(network(), *images, "clean", 0.05)
 
 
 def test_a_single_step_far_above_many_is_named():

@@ -9,6 +9,7 @@ from torch import nn
 import elle
 from elle.core.attacks import SignStep
 from elle.errors import InputError
+from elle.evaluation.autoattack import ORDER
 from elle.evaluation.evaluate import evaluate, surviving
 from elle.evaluation.names import parse_attacks
 from elle.evaluation.results import wilson_interval
@@ -312,3 +313,34 @@ def test_an_image_whose_logits_are_not_a_number_is_not_correct():
 
     x, y = torch.rand(6, 1, 4, 4), torch.arange(6) % 3
     assert counts(evaluate(Diverged(), x, y, "clean,fgsm")) == {"clean": 0, "fgsm": 0}
+
+
+@pytest.mark.parametrize("attack", ["fgsm", *ORDER])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_attack_that_makes_the_logits_overflow_has_broken_the_image(attack, value):
+    """As without an attack; argmax takes NaN for the largest, so that class 0 would pass for right."""
+
+    class Overflowing(Threshold):
+        def forward(self, x):
+            level = x.flatten(1).mean(1, keepdim=True) - 0.5
+            upwards = torch.tensor([-value, value])
+            overflown = torch.where(level > 0, upwards, -upwards)
+            return torch.where(level.abs() < 0.05, overflown, super().forward(x))
+
+    result = evaluate(Overflowing(), grey([0.42, 0.58]), torch.tensor([0, 1]), f"clean,{attack}", RADIUS)
+    assert counts(result) == {"clean": 2, attack: 0}
+
+
+def test_the_memory_layout_of_the_images_does_not_change_where_an_attack_starts():
+    starts = []
+
+    class Watching(nn.Module):
+        def forward(self, x):
+            starts.append(x.detach().clone())
+            return torch.stack([x.flatten(1).sum(1), -x.flatten(1).sum(1)], 1)
+
+    x, y = torch.rand(4, 3, 4, 4), torch.zeros(4, dtype=torch.long)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        evaluate(Watching(), x.contiguous(memory_format=layout), y, "pgd-1", RADIUS)
+    assert len(starts) == 6
+    assert torch.equal(starts[1], starts[4])

@@ -57,6 +57,9 @@ class SignStep:
         for name in ("steps", "agree"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("alpha", "noise"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be a finite number, 0 or more")
         if not 0 <= self.zero < 1:
             raise ValueError(f"zero is {self.zero}; it must be a share from 0 to below 1")
         for name, allowed in _CHOICES.items():
@@ -190,10 +193,13 @@ def check_radius(eps: float | Tensor, norm: str = "linf", allow_zero: bool = Fal
         raise ValueError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
 
 
-def check_floats(x: Tensor) -> None:
-    """Refuse images of whole numbers, which have no gradient."""
+def check_floats(x: Tensor, eps: float | Tensor) -> None:
+    """Refuse images of whole numbers, which have no gradient, and radii [B], which would be those of columns."""
     if not x.is_floating_point():
         raise ValueError(f"x is {x.dtype}; it must be floats in [0, 1], for example x.float() / 255")
+    if isinstance(eps, Tensor) and eps.dim() not in (0, x.dim()):
+        shape = ", ".join(["-1", *["1"] * (x.dim() - 1)])
+        raise ValueError(f"eps has shape {list(eps.shape)}; give one number, or one an image as eps.view({shape})")
 
 
 def check_logits(answer: object) -> Tensor:
@@ -217,14 +223,14 @@ def fgsm(
 ) -> Tensor:
     """x + eps * sign(grad L(x)) (Goodfellow et al., arXiv 1412.6572), not clipped unless asked, as in the paper."""
     check_radius(eps, norm, allow_zero=True)
-    check_floats(x)
+    check_floats(x, eps)
     return SignStep(clip=clip, norm=norm)(model, x, y, eps)
 
 
 def n_fgsm(model: Model, x: Tensor, y: Tensor, eps: float | Tensor, *, noise: float = 2) -> Tensor:
     """x + eta + eps * sign(grad L(x + eta)), eta ~ Unif(+-noise * eps), unprojected (arXiv 2202.01181)."""
     check_radius(eps, allow_zero=True)
-    check_floats(x)
+    check_floats(x, eps)
     return SignStep(noise=noise, project=False)(model, x, y, eps)
 
 
@@ -240,8 +246,14 @@ def pgd(
 ) -> Tensor:
     """PGD from a uniform start, inside the ball and [0, 1]; alpha in units of eps, 2.5 / steps by default."""
     check_radius(eps, norm, allow_zero=True)
-    check_floats(x)
+    check_floats(x, eps)
     alpha = 2.5 / max(steps, 1) if alpha is None else alpha
+    if 0 < alpha * steps < 1 - 1e-6:
+        # 2/255, as papers write a step, would be 2/255 of eps: an attack that goes nowhere and says so to nobody.
+        raise ValueError(
+            f"alpha is {alpha:g} in units of eps: {steps} steps of it do not reach from the image to the ball's edge; "
+            f"write a step of 2/255 as (2 / 255) / eps"
+        )
     return SignStep(alpha=alpha, steps=steps, noise=1, clip=True, norm=norm)(model, x, y, eps)
 
 

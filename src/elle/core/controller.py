@@ -37,8 +37,8 @@ class Constant:
         }
 
     def update(self, state: State, error: Tensor) -> State:
-        """The state after seeing this step's error."""
-        return state
+        """The state after seeing this step's error: of a rule that was saved with another value, this one's."""
+        return state | {"weight": torch.full_like(state["weight"], self.value)}
 
     def acting(self, before: State, after: State) -> Tensor:
         """The weight of a step, from the states before and after it saw the step's error."""

@@ -75,9 +75,10 @@ class Linearity:
             raise ValueError(f"share is {self.share}; it must be above 0 and at most 1")
         if self.samples < 1:
             raise ValueError(f"samples is {self.samples}; it must be at least 1")
-        fixed = isinstance(self.alpha, (int, float)) and 0 <= self.alpha <= 1
+        # At 0 and 1 the third point is one of the two: no gap, whatever the network, and no penalty.
+        fixed = isinstance(self.alpha, (int, float)) and 0 < self.alpha < 1
         if self.alpha not in ("uniform", "max") and not fixed:
-            raise ValueError(f"alpha is {self.alpha!r}; it must be 'uniform', 'max' or a number from 0 to 1")
+            raise ValueError(f"alpha is {self.alpha!r}; it must be 'uniform', 'max' or a number between 0 and 1")
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 words = ", ".join(map(repr, allowed))
@@ -302,7 +303,10 @@ def gradient_difference(
     g = input_gradient(model, x, y)
     direction = g.sign()
     if norm == "l2":
-        direction = g / _sum(g.square(), x).sqrt().clamp(min=1e-30)
+        # By a power of two first, which rounds nothing: the square of a confident network's gradient is 0 in float32.
+        _, exponent = torch.frexp(g.abs().amax(tuple(range(1, x.dim())), keepdim=True))
+        scaled = torch.ldexp(g, (-exponent).clamp(max=100))
+        direction = scaled / _sum(scaled.square(), x).sqrt().clamp(min=1e-30)
     h = input_gradient(model, x + eps * direction, y, differentiable)
     return (g - h).square().flatten(1).sum(1)
 

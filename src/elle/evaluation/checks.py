@@ -54,7 +54,8 @@ def _deterministic(facts: Mapping[str, int], total: int) -> str:
         return ""
     return (
         f"two forwards of the same images differ on {facts['differ']} of {total}: the network is randomised or "
-        f"non-deterministic, and an attack that does not average over its randomness overstates it"
+        f"non-deterministic, and an attack that does not average over its randomness overstates it; or an image's "
+        f"answer depends on the others of its batch, and no accuracy is one of the network alone"
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -19,7 +21,7 @@ from elle.evaluation import pgd
 from elle.evaluation.autoattack import ORDER, Norm, search
 from elle.evaluation.autoattack.norms import length
 from elle.evaluation.autoattack.objectives import cross_entropy
-from elle.evaluation.autoattack.oracle import Oracle
+from elle.evaluation.autoattack.oracle import BLIND, Oracle
 from elle.evaluation.mode import current, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack
 from elle.evaluation.units import Bools, Images, Outcome, Settings, Store, Unit, as_tensor, plan, unit_seed
@@ -57,7 +59,7 @@ class Worker:
             held = {unit: store.load(unit) for unit in units}
             if all(held.values()):
                 continue
-            with differentiable():
+            with differentiable(), self._self_checked():
                 x, y = self._points(chunk)
                 for unit in units:
                     if held[unit] is None:
@@ -65,6 +67,16 @@ class Worker:
                             outcome = self._outcome(unit, x, y, store)
                         store.save(unit, outcome)
                         done()
+
+    @contextlib.contextmanager
+    def _self_checked(self) -> Iterator[None]:
+        """Without the warning that a self-check of the record puts in better words."""
+        if not self.probe:
+            yield
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", BLIND)
+            yield
 
     def _points(self, chunk: int) -> tuple[Tensor, Tensor]:
         part = slice(chunk * self.settings.chunk, (chunk + 1) * self.settings.chunk)
@@ -78,8 +90,8 @@ class Worker:
             raise InputError(f"images of type {x.dtype} cannot be evaluated; give uint8, or floats in [0, 1]")
         elif not bool(((x >= 0) & (x <= 1)).all()):
             raise InputError(f"images lie in {float(x.min()):.3g} to {float(x.max()):.3g}; they must lie in [0, 1]")
-        x = x.to(self.device, torch.float32)
-        return x, y.to(self.device)
+        # Random points are drawn in the order of memory, which must not be the caller's affair.
+        return x.to(self.device, torch.float32).contiguous(), y.to(self.device)
 
     def _outcome(self, unit: Unit, x: Tensor, y: Tensor, store: Store) -> Outcome:
         _wait(self.device)
@@ -139,7 +151,9 @@ class Worker:
 
     def _facts(self, x: Tensor, y: Tensor, logits: Tensor) -> dict[str, int]:
         """What the self-checks want to know: a second forward, the gradients, how sure and how varied it is."""
-        again = torch.cat([self.model(part) for part in torch.split(x, self.settings.batch)]).float()
+        # In batches half as large: what an image is taken for must not depend on the others either.
+        half = -(-min(self.settings.batch, len(x)) // 2)
+        again = torch.cat([self._answer(part) for part in torch.split(x, half)]).float()
         scale = logits.abs().nan_to_num(posinf=0).amax().clamp(min=1e-6)
         right = ~is_wrong(logits, y)
         flat = torch.zeros_like(right)

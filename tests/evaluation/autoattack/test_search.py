@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from elle.errors import InputError
-from elle.evaluation.autoattack import ORDER, Budget, adaptations, search, slots
+from elle.evaluation.autoattack import ORDER, Budget, adaptations, reference, search, slots
 from elle.evaluation.autoattack.norms import length
 from tests.networks import bfloat16_autocast, conv_net, images
 
@@ -125,7 +125,7 @@ def test_few_and_many_classes(name, classes):
 
 
 @pytest.mark.parametrize("norm", EPS)
-@pytest.mark.parametrize("shape", [(1, 3, 4), (3, 14, 9), (1, 28, 28)])
+@pytest.mark.parametrize("shape", [(1, 3, 4), (3, 14, 9), (1, 28, 28), (1, 30, 4)])
 def test_images_of_any_size(norm, shape):
     """Some make the original stumble: its tiles for l2 and l1 step over the edge of a 14-pixel image."""
     torch.manual_seed(0)
@@ -137,6 +137,41 @@ def test_images_of_any_size(norm, shape):
     for name in ORDER:
         x_adv = search(name, model, x, y, large, norm=norm, classes=4, seed=0, budget=SHORT)
         assert changed(x, x_adv).any(), name
+
+
+class ThirdPlace(nn.Module):
+    """Three classes, of which the least likely alone can be reached."""
+
+    def forward(self, x):
+        brightness = x.flatten(1).mean(1)
+        return torch.stack([0 * brightness, -1 + 0 * brightness, 50 * brightness - 27], 1)
+
+
+def test_of_three_classes_the_least_likely_is_reached_too():
+    x, y = torch.full((4, 1, 4, 4), 0.5), torch.zeros(4, dtype=torch.long)
+    assert changed(x, search("apgd-t", ThirdPlace(), x, y, 0.1, classes=3, seed=0, budget=SHORT)).all()
+
+
+class WithMaskedClasses(nn.Module):
+    """Classes that are never to be answered have the logit minus infinity."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x):
+        return nn.functional.pad(self.network(x), (0, 2), value=-torch.inf)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", ORDER)
+def test_masked_classes_protect_no_image(digits_net, name, precision):
+    model, x, y = digits_net
+    options = {"seed": 0, "precision": precision, "budget": SHORT}
+    plain = changed(x, search(name, model, x, y, 0.1, classes=10, **options))
+    masked = changed(x, search(name, WithMaskedClasses(model), x, y, 0.1, classes=12, **options))
+    assert plain.sum() > 10
+    assert (plain != masked).sum() <= 1
 
 
 def test_adaptations_are_said():
@@ -234,3 +269,21 @@ def test_a_compiled_network_is_attacked_as_well(digits_net, name):
     )
     assert (changed(x[:90], plain) != changed(x[:90], compiled)).sum() <= 1
     assert changed(x[:90], compiled).sum() > 5
+
+
+@pytest.mark.parametrize("engine", [search, reference.search], ids=["fast", "reference"])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"norm": "Linf"}, "norm 'Linf' does not exist, did you mean 'linf'"),
+        ({"eps": 8}, "eps is 8; for images in"),
+        ({"eps": -0.1}, "eps is -0.1; for images in"),
+        ({"x": 255 * torch.ones(2, 1, 8, 8)}, r"images lie in 255 to 255; they must lie in \[0, 1\]"),
+        ({"y": torch.zeros(3, dtype=torch.long)}, "2 images and 3 labels cannot be attacked"),
+    ],
+)
+def test_what_would_be_another_attack_in_silence_is_refused(digits_net, engine, changes, words):
+    model, x, y = digits_net
+    given = {"name": "apgd-ce", "model": model, "x": x[:2], "y": y[:2], "eps": 0.1, "classes": 10, "seed": 0} | changes
+    with pytest.raises(InputError, match=words):
+        engine(**given)

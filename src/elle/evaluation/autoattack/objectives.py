@@ -26,12 +26,12 @@ def difference(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
 def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """(z_t - z_y) / (z_(1) - (z_(3) + z_(4)) / 2), z_(i) the i-th largest logit (arXiv 2003.01690, eq. 7).
 
-    With three classes the mean of the third and fourth is the third alone; with two no scale is left to divide
-    by, and the difference of the two logits, the plain margin, remains.
+    With fewer than four classes it is the margin z_t - z_y alone: divided by z_(1) - z_(3), a third-placed target
+    would have the value -1 wherever it is third, and no gradient to climb.
     """
-    top = logits.topk(min(4, logits.shape[1]), dim=1).values
-    if top.shape[1] < 3:
+    if logits.shape[1] < 4:
         return difference(logits, y, target)
+    top = logits.topk(4, dim=1).values
     return difference(logits, y, target) / (top[:, 0] - top[:, 2:].mean(1) + 1e-12)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from elle.core.precision import Precision, autocast
-from elle.evaluation.mode import exact_float32, repeatable, tf32
+from elle.evaluation.mode import exact_float32, is_wrong, repeatable, tf32
 from elle.models.batch_norm import fusing
 from elle.models.half_weights import half_weights
 
@@ -19,6 +20,8 @@ _ROUNDING = {"fp32": 0.0, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7}
 
 FUSED_SEARCH = True
 """Whether a search has small work done by kernels of our own where the network and the device know how."""
+
+BLIND = "the logits have no gradient by the image, so that attacks which follow it find nothing; trust square alone"
 
 # Logits' derivatives are sent back with this as their largest entry: well inside half precision on both sides.
 _SCALE = 64.0
@@ -83,7 +86,9 @@ class Oracle:
 
     def doubt(self, logits: Tensor) -> Tensor:
         """How far logits may be off by rounding [B]: a success that near the boundary must be looked at exactly."""
-        return 2 * _ROUNDING[self.precision] * logits.abs().amax(1)
+        # Infinite ones, of classes that are masked, are not rounded; 0 times infinity is no number to compare with.
+        finite = logits.abs().nan_to_num(nan=0.0, posinf=0.0)
+        return 2 * _ROUNDING[self.precision] * finite.amax(1)
 
     def exact(self, x: Tensor, chunk: int = 512) -> Tensor:
         """Logits in float32 proper [N, K], by torch's own operations."""
@@ -99,7 +104,7 @@ class Oracle:
 
     def misclassified(self, x: Tensor, y: Tensor) -> Tensor:
         """Whether each image's likeliest class in float32 is not y [N]."""
-        return self.exact(x).argmax(1) != y
+        return is_wrong(self.exact(x), y)
 
     def _laid_out(self, x: Tensor) -> Tensor:
         if self.device.type == "cuda" and x.dim() == 4:
@@ -113,8 +118,9 @@ def _has_compiled_parts(model: nn.Module) -> bool:
 
 
 def _pulled_back(outputs: Tensor, x: Tensor, slope: Tensor) -> Tensor:
-    """The gradient of <slope, outputs> by x; 0 for a network that has none, which a self-check then tells."""
+    """The gradient of <slope, outputs> by x; 0 for a network that has none, which is told."""
     if not outputs.requires_grad:
+        warnings.warn(BLIND, stacklevel=2)
         return torch.zeros_like(x)
     (gradient,) = torch.autograd.grad(outputs, x, slope, materialize_grads=True)
     return gradient

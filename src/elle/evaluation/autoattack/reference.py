@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from elle.errors import InputError, WorkError, first_line
 from elle.evaluation.autoattack.norms import Norm, per_image
 from elle.evaluation.autoattack.oracle import Oracle, constant
-from elle.evaluation.autoattack.registry import STANDARD, Budget, known
+from elle.evaluation.autoattack.registry import STANDARD, Budget, check_search
 from elle.evaluation.mode import tf32
 
 _NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
@@ -55,7 +55,7 @@ def search(
     Points that TF32 misclassifies and float32 does not are attacked once more, in float32: the original lets them be.
     Random state, trace function, eval mode and TF32 are the caller's again afterwards.
     """
-    known(name)
+    check_search(name, x, y, eps, norm)
     x, y = x.detach().float(), y.long()
     if not len(x):  # which the original cannot take
         return x

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
+from elle.core.attacks import check_radius
 from elle.core.precision import Precision
 from elle.errors import InputError, nearest
 from elle.evaluation.autoattack.apgd import APGD
@@ -66,7 +68,7 @@ def search(
     is x. The search itself runs in `precision`, `batch` items at a time, if asked with the network compiled
     for full batches, and on CUDA captured in a graph.
     """
-    known(name)
+    check_search(name, x, y, eps, norm)
     x, y = x.detach().float(), y.long()
     if len(x) == 0:
         return x.clone()
@@ -78,9 +80,19 @@ def search(
         return broken_points(attack, oracle, x, eps, norm, slots, graph)
 
 
-def known(name: str) -> None:
-    if name not in ORDER:
-        raise InputError(f"attack {name!r} does not exist{nearest(name, ORDER)}; use {', '.join(ORDER)}")
+def check_search(name: str, x: Tensor, y: Tensor, eps: float, norm: Norm) -> None:
+    """InputError for what no search can be about: another name would be taken for another attack, or ball."""
+    for kind, value, allowed in (("attack", name, ORDER), ("norm", norm, get_args(Norm))):
+        if value not in allowed:
+            raise InputError(f"{kind} {value!r} does not exist{nearest(value, allowed)}; use {', '.join(allowed)}")
+    try:
+        check_radius(eps, norm, allow_zero=True)
+    except ValueError as problem:
+        raise InputError(str(problem)) from None
+    if len(x) != len(y):
+        raise InputError(f"{len(x)} images and {len(y)} labels cannot be attacked; there must be one label an image")
+    if not bool(((x >= 0) & (x <= 1)).all()):
+        raise InputError(f"images lie in {float(x.min()):.3g} to {float(x.max()):.3g}; they must lie in [0, 1]")
 
 
 def make_attack(
@@ -104,8 +116,6 @@ def adaptations(name: str, classes: int, norm: Norm = "linf") -> list[str]:
     if name in ("apgd-t", "fab-t") and count < standard:
         plural = "s" if count > 1 else ""
         notes.append(f"{name}: {count} target{plural} instead of {standard}, one for each other class")
-    if name == "apgd-t" and classes == 3:
-        notes.append("apgd-t: the targeted DLR loss divides by z_1 - z_3, as there is no fourth logit")
-    if name == "apgd-t" and classes == 2:
-        notes.append("apgd-t: the margin between the two logits instead of the targeted DLR loss, which needs three")
+    if name == "apgd-t" and classes < 4:
+        notes.append("apgd-t: the margin between two logits instead of the targeted DLR loss, which needs four")
     return notes

@@ -50,7 +50,8 @@ class Slots:
 
     def note(self, logits: Tensor, allowed: Tensor, doubt: Tensor | float = 0.0) -> None:
         """Remember x_adv where it is allowed, misclassified as far as can be seen, and further beyond than x_found."""
-        excess = violation(logits, self.y)
+        # No number is no answer: as near as can be seen, and looked at exactly if nothing better is found.
+        excess = torch.where(logits.isnan().any(1), 0.0, violation(logits, self.y))
         better = allowed & (self.left > 0) & (excess >= -doubt) & (excess > self.excess)
         self.x_found.copy_(torch.where(per_image(better, self.x), self.x_adv, self.x_found))
         self.excess.copy_(torch.where(better, excess, self.excess))

@@ -116,7 +116,7 @@ def tiling(height: int, width: int, norm: Norm, seed: int, device: torch.device)
     tile = torch.zeros(height, width, dtype=torch.int64)
     pattern = torch.zeros(height, width)
     bumps = two_bumps(side, norm)
-    across = width // side
+    across = max(width // side, 1)
     count = height // side * across
     turned = noise.uniform(noise.keys(seed, 5, torch.zeros(1, dtype=torch.int64)), (count,))[0] < 0.5
     for row in range(height // side):
