@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from elle.engine import weight_gradients
 from elle.engine.runtime import GraphedStep
+from elle.models import weight_gradients
 from elle.models.half_weights import half_weights
 from tests.gpu.test_cuda import DEVICE, make_step
 
