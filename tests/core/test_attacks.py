@@ -294,6 +294,24 @@ def test_a_sign_start_is_at_a_corner_of_the_ball():
     assert (x_adv - x).abs().flatten().tolist() == pytest.approx([EPS / 2] * x.numel(), rel=1e-4)
 
 
+def test_a_sign_start_of_an_l2_attack_is_as_far_from_x_as_the_noise_says():
+    model, x, y = linear_case()
+    x_adv = SignStep(alpha=0.0, noise=0.5, start="sign", norm="l2")(model, x, y, EPS)
+    assert length(x_adv - x, "l2").tolist() == pytest.approx([EPS / 2] * len(x), rel=1e-4)
+
+
+def test_a_step_where_random_points_agree_is_as_long_in_l2_as_alpha_says():
+    model, x, y = linear_case()
+    x_adv = SignStep(alpha=0.5, noise=1, agree=3, norm="l2")(model, x, y, EPS)
+    assert length(x_adv - x, "l2").tolist() == pytest.approx([EPS / 2] * len(x), rel=1e-4)
+
+
+@pytest.mark.parametrize("fields", [{"steps": 2}, {"zero": 0.5}, {"frank_wolfe": True}])
+def test_a_step_where_random_points_agree_refuses_what_it_would_ignore(fields):
+    with pytest.raises(ValueError, match="agree is 3: that is one step; leave steps, zero and frank_wolfe out"):
+        SignStep(agree=3, **fields)
+
+
 def test_r_fgsm_ends_on_the_ball_or_at_x():
     """Half a step of random sign and half along the gradient: each coordinate moves by 0 or eps."""
     model, x, y = linear_case()

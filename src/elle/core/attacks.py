@@ -62,6 +62,8 @@ class SignStep:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be a finite number, 0 or more")
         if not 0 <= self.zero < 1:
             raise ValueError(f"zero is {self.zero}; it must be a share from 0 to below 1")
+        if self.agree > 1 and (self.steps > 1 or self.zero or self.frank_wolfe):
+            raise ValueError(f"agree is {self.agree}: that is one step; leave steps, zero and frank_wolfe out")
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 words = " or ".join(map(repr, allowed))
@@ -103,7 +105,8 @@ class SignStep:
         if self.start == "normal":
             return x + self.noise * torch.randn(x.shape, dtype=x.dtype, device=x.device)
         direction = _random_direction(x, self.norm)
-        return x + self.noise * eps * (direction.sign() if self.start == "sign" else direction)
+        # As long as the ball's radius in its own norm: the signs themselves are sqrt(d) times an l2 ball's.
+        return x + self.noise * eps * (_normalised(direction.sign(), self.norm) if self.start == "sign" else direction)
 
     def _direction(self, gradient: Tensor) -> Tensor:
         if self.zero:
@@ -116,7 +119,7 @@ class SignStep:
         votes = torch.zeros_like(x)
         for _ in range(self.agree):
             votes += self._gradient(model, self._started(x, eps), target).nan_to_num().sign()
-        return votes.sign() * (votes.abs() == self.agree)
+        return _normalised(votes * (votes.abs() == self.agree), self.norm)
 
     def _gradient(self, model: Model, x: Tensor, target: Tensor) -> Tensor:
         """Of the objective; where a network overflows it is no number."""
