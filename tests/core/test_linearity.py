@@ -272,6 +272,21 @@ def test_a_bfloat16_autocast_does_not_drown_the_error():
     assert error(InBFloat16(model)) > 2 * exact, "bf16 does not matter for this network: the test shows nothing"
 
 
+def test_the_two_point_form_takes_no_logits_of_a_bfloat16_forward():
+    x, y = images(64)
+    model = trained(conv_net(), x, y, steps=12, lr=0.02).eval()
+
+    def error():
+        adversarial = (x + 8 / 255, model(x + 8 / 255).float())
+        torch.manual_seed(0)
+        return Linearity(form="2p")(model, x, y, 8 / 255, adversarial=adversarial).detach()
+
+    exact = error()
+    with bfloat16_autocast():
+        guarded = error()
+    torch.testing.assert_close(guarded, exact, rtol=0.01, atol=1e-9)
+
+
 def test_the_autocast_is_back_after_the_forward():
     x, y = batch()
     with bfloat16_autocast():

@@ -119,7 +119,7 @@ class Linearity:
             x_b = adversarial[0]
         positions, coefficients = self._stencil(h, x_a, x_b, y, a)
         points = [x_a.lerp(x_b, _like(position, x)) for position in positions]
-        if self.form == "2p" and adversarial is not None:
+        if self.form == "2p" and adversarial is not None and not _in_bf16(x):
             # The adversarial forward has been made already: two points for the price of the third.
             values = [
                 *h(torch.cat(points[:-1]), torch.cat([y] * 2)).chunk(2),
@@ -210,11 +210,16 @@ def _logits_with_ten_mantissa_bits(model: Model, points: Tensor) -> Tensor:
     while fp16 and TF32, with 10, do not.
     """
     device = points.device.type
-    dtype = torch.get_autocast_dtype(device)
-    enabled = torch.is_autocast_enabled(device) and dtype is not torch.bfloat16
-    with torch.autocast(device, dtype=dtype, enabled=enabled):
+    enabled = torch.is_autocast_enabled(device) and not _in_bf16(points)
+    with torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=enabled):
         logits = model(points)
         return logits if logits.dtype is torch.float64 else logits.float()
+
+
+def _in_bf16(points: Tensor) -> bool:
+    """Whether autocast has networks compute in bf16 now, on the device of these points."""
+    device = points.device.type
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
 
 
 def input_gradient(model: Model, x: Tensor, y: Tensor, differentiable: bool = False) -> Tensor:
