@@ -175,6 +175,11 @@ def test_a_ramp_lowers_the_first_jumps_of_each_phase(window):
     assert float(again["weight"]) == 1000 / 8
 
 
+def test_a_ramp_is_as_many_steps_long_where_the_error_is_measured_at_some_of_them():
+    states = run(OnOff(1000, every=4, ramp=32), [1e-6, 1.1e-6, 0.9e-6, 1.0, 1e6])  # at steps 1, 5, 9, 13 and 17
+    assert weights(states)[3:] == [1000 * 16 / 32, 1000 * 20 / 32]
+
+
 def test_a_negative_ramp_is_refused():
     with pytest.raises(ValueError, match="ramp is -1"):
         OnOff(1000, ramp=-1)

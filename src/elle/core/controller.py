@@ -116,7 +116,7 @@ class OnOff:
         """The steps of this phase with the one at hand, and the weight that it may jump to."""
         if not self.ramp:
             return {}, self.value
-        since = state["since"] + 1
+        since = state["since"] + self.every  # the steps without an error pass as well
         return {"since": since}, self.value * (since / self.ramp).clamp(max=1)
 
     def begin_phase(self, state: State) -> None:
