@@ -112,6 +112,15 @@ def test_the_result_says_what_was_run_and_what_came_out(settings, tmp_path):
         assert one["interval"][0] <= one["accuracy"] == one["correct"] / 500 <= one["interval"][1]
 
 
+def test_an_epoch_that_is_cut_short_is_not_timed_as_one(settings, tmp_path):
+    assert train(settings("epochs=2", "max_steps=5"))["seconds_per_epoch"] is None
+    result = train(settings("epochs=2", "max_steps=20"), resume=True)
+    whole, cut = lines(tmp_path / "run" / "metrics.jsonl")
+    assert (whole["step"], cut["step"]) == (18, 20)
+    assert result["seconds_per_epoch"] == whole["seconds"]
+    assert result["train_seconds"] == pytest.approx(whole["seconds"] + cut["seconds"])
+
+
 @pytest.mark.parametrize(("method", "has_penalty"), [("fgsm", False), ("elle-a", True)])
 def test_a_record_is_written_for_every_epoch(settings, tmp_path, method, has_penalty):
     train(settings(f"method={method}", "epochs=3", "eval_every=2", "track=clean,pgd-2"))

@@ -30,6 +30,8 @@ def conclude(run: Run) -> dict[str, Any]:
         final = _final(run)
     config, ranks = run.config, run.ranks
     epoch_seconds = [record["seconds"] for record in run.history]
+    # Not of an epoch that max_steps cuts short.
+    whole = sorted(record["seconds"] for record in run.history if run.timetable.place(record["step"])[1] == 0)
     result = {
         "version": __version__,
         "torch": torch.__version__,
@@ -43,7 +45,7 @@ def conclude(run: Run) -> dict[str, Any]:
         "collapse_epoch": _collapse_epoch(run),
         "verdicts": run.guard.verdicts(),
         "rollbacks": run.guard.rollbacks,
-        "seconds_per_epoch": sorted(epoch_seconds)[len(epoch_seconds) // 2] if epoch_seconds else None,
+        "seconds_per_epoch": whole[len(whole) // 2] if whole else None,
         "train_seconds": round(sum(epoch_seconds), 3),
         "test": final,
     }
