@@ -403,6 +403,7 @@ def test_configurations_that_train_the_same_model_do_not_differ(word):
         (["method=elle", "eps=20/255"], 5_000),
         (["method=elle", "eps=26/255"], 10_000),
         (["method=elle", "schedule=long"], 10_000),
+        (["method=elle", "norm=l2", "eps=0.5"], 1_000),  # 0.5 is no l-infinity radius of the paper's
         (["method=elle-a", "eps=26/255"], 4_000),
         (["method=n-fgsm+elle-a", "schedule=long"], 10_000),
         (["method=elle", "eps=26/255", "weight=7"], 7),

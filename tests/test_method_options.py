@@ -38,7 +38,14 @@ def test_the_norm_reaches_a_penalty_on_input_gradients(name):
     assert configured(name).loss.norm == "linf"
 
 
-@pytest.mark.parametrize("name", ["gat", "slat", "fast-bat", "advmixup"])
+@pytest.mark.parametrize("name", ["gradalign", "cure", "llr"])
+def test_a_radius_of_another_norm_is_not_looked_up_among_those_of_linf(name):
+    at_8 = configured(name, eps=8 / 255).loss.weight
+    assert configured(name, eps=0.5).loss.weight > at_8
+    assert configured(name, eps=0.5, norm="l2").loss.weight == at_8
+
+
+@pytest.mark.parametrize("name", ["gat", "slat", "fast-bat", "advmixup", "standard", "llr-original"])
 def test_the_two_point_form_is_refused_where_the_network_is_not_trained_at_the_attack_s_points(name):
     with pytest.raises(InputError, match=f"form=2p needs the attack's points, where {name}"):
         configured(f"{name}+elle", options={"regulariser": {"form": "2p"}})

@@ -14,7 +14,7 @@ from elle.core.schedules import SCHEDULES
 from elle.data.phases import Phase, format_phases, parse_phases
 from elle.data.registry import find_dataset
 from elle.errors import InputError, nearest
-from elle.published import normalisation, penalty_weight
+from elle.published import normalisation, penalty_weight, table_radius
 
 Value = TypeVar("Value")
 
@@ -111,7 +111,9 @@ class Config(BaseModel):
     schedule: Literal["short", "short-svhn", "long", "long-svhn", "long-cos", "cos-1000", "imagenet-15"] | None = Field(
         None, description=f"of rate and eps: {', '.join(SCHEDULES)}"
     )
-    clip: bool | None = Field(None, description="keep adversarial points and triplets in [0, 1]")
+    clip: bool | None = Field(
+        None, description="true: adversarial points and triplets stay in [0, 1]; false: as the method's row says"
+    )
     crop: int | None = Field(None, ge=0, description="pixels of padding for random crops; 0 for none")
     flip: bool | None = Field(None, description="mirror half of the images")
     image_size: int | None = Field(
@@ -198,7 +200,7 @@ class Config(BaseModel):
             )
         if self.weight is None and penalty in dataset.weights:
             weight = dataset.weights[penalty]
-            eps: float = open_keys["eps"] if self.eps is None else self.eps
+            eps = table_radius(open_keys["eps"] if self.eps is None else self.eps, self.norm)
             own = penalty_weight(self.method, self.data, eps, self.model or dataset.defaults["model"] or "")
             open_keys["weight"] = own or (weight(eps, schedule) if callable(weight) else weight)
         return parse_config(self.model_dump() | open_keys)

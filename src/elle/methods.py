@@ -33,6 +33,7 @@ from elle.published import (
     gradalign_weight,
     llr_weight,
     n_fgsm_noise,
+    table_radius,
     zerograd_share,
 )
 
@@ -330,7 +331,9 @@ def configured(
     method = find_method(name)
     if norm != "linf" and isinstance(method.loss, (*_OWN_POINTS, WorstGap)):
         raise InputError(f"method {name} is defined for norm=linf only")
-    layers: list[Mapping[str, Mapping[str, Any]]] = [method.published(data, eps, model)] if method.published else []
+    layers: list[Mapping[str, Mapping[str, Any]]] = []
+    if method.published:
+        layers.append(method.published(data, table_radius(eps, norm), model))
     if weight is not None and method.weight is not None:
         layers.append({"weight": {"value": weight}})
     ball: dict[str, Any] = ({"norm": norm} if norm != "linf" else {}) | ({"clip": True} if clip else {})
@@ -340,7 +343,8 @@ def configured(
     for layer in [*layers, options or {}]:
         for slot, fields in layer.items():
             method = _with_fields(method, slot, fields)
-    if isinstance(method.loss, (*_OWN_POINTS, VertexMix)) and getattr(method.regulariser, "form", "") == "2p":
+    attacked = method.attack is not None and not isinstance(method.loss, VertexMix)
+    if not attacked and getattr(method.regulariser, "form", "") == "2p":
         raise InputError(f"method.regulariser.form=2p needs the attack's points, where {name} does not train")
     return method
 

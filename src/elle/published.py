@@ -9,6 +9,11 @@ Published = Callable[[str, float, str], dict[str, dict[str, Any]]]
 """(dataset, eps, network) -> the fields of a method's parts that its authors chose there"""
 
 
+def table_radius(eps: float, norm: str) -> float:
+    """Where to look a radius up: all values are by l-infinity radii; in another norm they are those of 8/255."""
+    return eps if norm == "linf" else 8 / 255
+
+
 def n_fgsm_noise(data: str, eps: float, model: str) -> dict[str, dict[str, Any]]:
     """The authors' k = 2, and their two exceptions."""
     levels = round(255 * eps, 3)
