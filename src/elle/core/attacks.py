@@ -36,7 +36,10 @@ class SignStep:
     noise: float = 0.0
     """Start at a random point of the ball of radius noise * eps."""
     start: Literal["uniform", "sign", "normal"] = "uniform"
-    """How that point is drawn: in the ball, at a corner of it, or noise * N(0, 1) whatever eps is (TRADES)."""
+    """How that point is drawn: in the ball, at a corner of it, or noise * N(0, 1) whatever eps is (TRADES).
+
+    In an l2 ball its distance is uniform (Rice et al., arXiv 2002.11569), and a corner is one of the signs' directions.
+    """
     project: bool = True
     """Return to the eps-ball after each step."""
     clip: bool = False
