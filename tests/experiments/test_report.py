@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 
+import numpy as np
 import pytest
 
 from elle.errors import InputError
@@ -156,6 +157,27 @@ def test_an_evaluation_at_the_run_s_own_radius_counts(folder):
     (run / "evaluation.json").write_text("{")
     with pytest.raises(InputError, match="damaged"):
         measured(open_run(run))
+
+
+def test_an_evaluation_on_another_folder_of_own_images_does_not_count(elle, tmp_path):
+    stream = np.random.default_rng(0)
+    for name in ("mine", "theirs"):
+        (tmp_path / name).mkdir()
+        for part in ("train", "test"):
+            x, y = stream.integers(0, 256, (40, 8, 8, 1), dtype=np.uint8), np.arange(40) % 2
+            np.savez(tmp_path / name / f"{part}.npz", x=x, y=y)
+    run = tmp_path / "run"
+    words = ("data=arrays", "model=small-cnn", "eps=0.1", "batch=20", "max_steps=2", "final=clean")
+    assert elle("train", "method=fgsm", f"root={tmp_path / 'mine'}", *words, "--out", run).code == 0
+    before = measured(open_run(run))["clean"]
+    (tmp_path / "mine").rename(tmp_path / "moved")
+    for name, counts in (("theirs", False), ("moved", True)):
+        told = elle("evaluate", run, "--attack", "clean,fgsm", "--root", tmp_path / name)
+        assert told.code == 0, told.err
+        numbers = measured(open_run(run))
+        assert ("fgsm" in numbers, numbers["clean"]) == (counts, before)
+        assert elle("export", run, "--out", tmp_path / f"{name}.safetensors", "--root", tmp_path / "moved").code == 0
+        assert ("| fgsm |" in (tmp_path / f"{name}.safetensors.md").read_text()) == counts
 
 
 def test_an_evaluation_with_other_attacks_does_not_hide_the_one_before(folder):

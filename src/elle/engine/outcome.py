@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,9 +44,10 @@ def conclude(run: Run) -> dict[str, Any]:
         "collapse_epoch": _collapse_epoch(run),
         "verdicts": run.guard.verdicts(),
         "rollbacks": run.guard.rollbacks,
-        "seconds_per_epoch": sorted(epoch_seconds)[len(epoch_seconds) // 2] if epoch_seconds else None,
+        "seconds_per_epoch": round(median(epoch_seconds), 4) if epoch_seconds else None,
         "train_seconds": round(sum(epoch_seconds), 3),
         "test": final,
+        "test_points": points_digest(run.images.test.x, run.images.test.y),
     }
     run.files.conclude(result)
     run.files.event("finish", step=run.done)

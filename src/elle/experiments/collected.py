@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from elle.config import Config, format_radius
+from elle.config import OWN_IMAGES, Config, format_radius, on_own_images
 from elle.errors import InputError
-from elle.experiments.recipe import OWN_IMAGES, Recipe, load_recipe, run_id
+from elle.experiments.recipe import Recipe, load_recipe, run_id
 from elle.experiments.rundir import RunDirectory, open_run
 from elle.experiments.sweep import FAILURE, MANIFEST
 from elle.files import file_digest
@@ -161,9 +161,8 @@ def _evaluation(run: RunDirectory, file: Path) -> tuple[str | None, dict[str, An
     """Which weights were attacked, and what was measured, nothing in another ball; None where that is unreadable."""
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        images = record.get("data", {}).get("name", run.config.data)
         ball = math.isclose(record["eps"], run.config.eps or 0) and record["norm"] == run.config.norm
-        attacks = dict(record["attacks"]) if ball and images == run.config.data else {}
+        attacks = dict(record["attacks"]) if ball and on_own_images(run.config, run.result or {}, record) else {}
         weights = record.get("model", {}).get("sha256")
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
