@@ -169,6 +169,15 @@ def test_a_delayed_collapse_is_told_by_method(tmp_path):
     ]
 
 
+def test_the_epochs_that_a_method_held_are_those_at_the_eps_that_is_told(tmp_path):
+    runs = [
+        open_run(run_directory(tmp_path / eps, "method=n-fgsm", f"eps={eps}", epochs=epochs, finished=eps == "0.1"))
+        for eps, epochs in (("0.1", 20), ("0.3", 2))
+    ]
+    (row,) = delayed_collapse(runs)
+    assert (row["holds_to"], row["epochs_held"]) == (0.3, 2)
+
+
 def test_radii_of_two_norms_are_not_one_row(tmp_path):
     runs = [
         open_run(run_directory(tmp_path / norm, "method=fgsm", f"norm={norm}", f"eps={eps}", fall=fall))
