@@ -147,6 +147,16 @@ def test_the_surface_between_two_checkpoints(finished_run, tmp_path):
         around_collapse(finished_run, torch.device("cpu"), other, checkpoints[1])
 
 
+def test_the_multi_step_figure_says_which_attack_it_shows(tmp_path):
+    runs = [open_run(run_directory(tmp_path / name, f"method={name}")) for name in ("fgsm", "pgd-10")]
+    assert course(runs, ["a", "b"])[0].note == "On the monitor's probe."
+    (tmp_path / "pgd-10" / "probes.jsonl").unlink()
+    runs = [open_run(run.path) for run in runs]
+    tracked = "under PGD-10 on the images that are tracked."
+    assert course(runs, ["a", "b"])[0].note == f"On the monitor's probe; where there was no monitor, {tracked}"
+    assert course(runs[1:], ["b"])[0].note == f"U{tracked[1:]}"
+
+
 def test_a_delayed_collapse_is_told_by_method(tmp_path):
     words = [
         ("fgsm", "0.1", None),
