@@ -17,6 +17,8 @@ from elle.errors import InputError, nearest
 from elle.published import normalisation, penalty_weight, table_radius
 
 Value = TypeVar("Value")
+OWN_IMAGES = ("arrays", "folder")
+"""Datasets that are whatever their root holds: the name of that folder tells one from another, wherever it lies."""
 
 
 def parse_radius(value: Any) -> float:
@@ -367,3 +369,12 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise InputError(f"{file} is not a readable TOML file: {problem.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise InputError(f"{file} is not a readable TOML file: {problem}") from None
+
+
+def on_own_images(config: Config, result: Mapping[str, Any], evaluation: Mapping[str, Any]) -> bool:
+    """Whether an evaluation is on the test images of the run with this result, and not on a set shown to it later."""
+    if evaluation.get("data", {}).get("name", config.data) != config.data:
+        return False
+    # A published set may come in another order (another layout), and former versions wrote no digest.
+    digests = {one.get("test_points") for one in (result, evaluation)} - {None}
+    return config.data not in OWN_IMAGES or len(digests) < 2

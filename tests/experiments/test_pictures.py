@@ -147,6 +147,16 @@ def test_the_surface_between_two_checkpoints(finished_run, tmp_path):
         around_collapse(finished_run, torch.device("cpu"), other, checkpoints[1])
 
 
+def test_the_multi_step_figure_says_which_attack_it_shows(tmp_path):
+    runs = [open_run(run_directory(tmp_path / name, f"method={name}")) for name in ("fgsm", "pgd-10")]
+    assert course(runs, ["a", "b"])[0].note == "On the monitor's probe."
+    (tmp_path / "pgd-10" / "probes.jsonl").unlink()
+    runs = [open_run(run.path) for run in runs]
+    tracked = "under PGD-10 on the images that are tracked."
+    assert course(runs, ["a", "b"])[0].note == f"On the monitor's probe; where there was no monitor, {tracked}"
+    assert course(runs[1:], ["b"])[0].note == f"U{tracked[1:]}"
+
+
 def test_a_delayed_collapse_is_told_by_method(tmp_path):
     words = [
         ("fgsm", "0.1", None),
@@ -167,6 +177,15 @@ def test_a_delayed_collapse_is_told_by_method(tmp_path):
         (0.2, 1, 5),
         (0.3, 1, 2),
     ]
+
+
+def test_the_epochs_that_a_method_held_are_those_at_the_eps_that_is_told(tmp_path):
+    runs = [
+        open_run(run_directory(tmp_path / eps, "method=n-fgsm", f"eps={eps}", epochs=epochs, finished=eps == "0.1"))
+        for eps, epochs in (("0.1", 20), ("0.3", 2))
+    ]
+    (row,) = delayed_collapse(runs)
+    assert (row["holds_to"], row["epochs_held"]) == (0.3, 2)
 
 
 def test_radii_of_two_norms_are_not_one_row(tmp_path):

@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 
+import numpy as np
 import pytest
 
 from elle.errors import InputError
@@ -13,6 +14,7 @@ from elle.experiments.chart import Chart, Series, draw
 from elle.experiments.collected import gather, measured, telling_keys
 from elle.experiments.comparison import compare
 from elle.experiments.layout import lay_out
+from elle.experiments.page import Table
 from elle.experiments.report import write_report
 from elle.experiments.report_figures import report_figures
 from elle.experiments.report_tables import comparison_table, markdown, result_tables
@@ -156,6 +158,27 @@ def test_an_evaluation_at_the_run_s_own_radius_counts(folder):
     (run / "evaluation.json").write_text("{")
     with pytest.raises(InputError, match="damaged"):
         measured(open_run(run))
+
+
+def test_an_evaluation_on_another_folder_of_own_images_does_not_count(elle, tmp_path):
+    stream = np.random.default_rng(0)
+    for name in ("mine", "theirs"):
+        (tmp_path / name).mkdir()
+        for part in ("train", "test"):
+            x, y = stream.integers(0, 256, (40, 8, 8, 1), dtype=np.uint8), np.arange(40) % 2
+            np.savez(tmp_path / name / f"{part}.npz", x=x, y=y)
+    run = tmp_path / "run"
+    words = ("data=arrays", "model=small-cnn", "eps=0.1", "batch=20", "max_steps=2", "final=clean")
+    assert elle("train", "method=fgsm", f"root={tmp_path / 'mine'}", *words, "--out", run).code == 0
+    before = measured(open_run(run))["clean"]
+    (tmp_path / "mine").rename(tmp_path / "moved")
+    for name, counts in (("theirs", False), ("moved", True)):
+        told = elle("evaluate", run, "--attack", "clean,fgsm", "--root", tmp_path / name)
+        assert told.code == 0, told.err
+        numbers = measured(open_run(run))
+        assert ("fgsm" in numbers, numbers["clean"]) == (counts, before)
+        assert elle("export", run, "--out", tmp_path / f"{name}.safetensors", "--root", tmp_path / "moved").code == 0
+        assert ("| fgsm |" in (tmp_path / f"{name}.safetensors.md").read_text()) == counts
 
 
 def test_an_evaluation_with_other_attacks_does_not_hide_the_one_before(folder):
@@ -459,13 +482,89 @@ def test_a_copy_of_a_run_is_no_further_seed(folder):
     assert "22 more are left out: another has the same settings and seed" in (folder / "report/report.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "panels"),
+    [
+        (("data=digits", "eps=0.1"), ("data=mnist5k", "eps=0.3"), ["digits", "mnist5k"]),
+        (("norm=linf", "eps=0.1"), ("norm=l2", "eps=0.5"), ["linf", "l2"]),
+        (("schedule=short", "eps=0.1"), ("schedule=long", "eps=0.2"), ["short", "long"]),
+        (("model=small-cnn", "eps=0.1"), ("model=preact-resnet18", "eps=0.2"), ["small-cnn", "preact-resnet18"]),
+    ],
+)
+def test_what_cannot_be_compared_is_no_line_over_eps(tmp_path, first, second, panels):
+    for name, words, accuracy in (("a", first, 40.0), ("b", second, 60.0)):
+        write_result(run_directory(tmp_path / name, "method=fgsm", *words), accuracy)
+    found = gather([str(tmp_path)])
+    layout = lay_out(found)
+    captions = [table.caption for table in result_tables(found, layout)]
+    assert captions == [f"{name}, %: {panel}" for panel in panels for name in ("AutoAttack", "Clean")]
+    figures = report_figures(found, layout)
+    assert not any("over eps" in one.title for one in figures)
+    assert sum(isinstance(one, Bars) for one in figures) == 2  # times of the two are not averaged either
+    write_report(found, tmp_path / "report")
+    with open(tmp_path / "report" / "results.csv", encoding="utf-8") as file:
+        assert set(panels) <= {value for row in csv.DictReader(file) for value in row.values()}
+
+
+def test_another_number_of_epochs_is_told_where_eps_differs_too(tmp_path):
+    for eps, epochs in (("0.1", 3), ("0.2", 6)):
+        run = run_directory(tmp_path / eps, "method=fgsm", f"eps={eps}", epochs=epochs)
+        write_result(run, 40.0)
+    found = gather([str(tmp_path)])
+    assert [row[0] for row in result_tables(found, lay_out(found))[0].rows] == ["fgsm, epochs=3", "fgsm, epochs=6"]
+
+
+def test_times_at_several_values_of_what_lies_across_are_not_averaged(folder):
+    text = RECIPE.replace("epochs = 6\n", "").replace('["8/255", "16/255"]', '"8/255"\nepochs = [6, 60]')
+    text = text.partition("[[expected]]")[0] + '[figure]\nrows = "method"\ncolumns = "epochs"\n'
+    (folder / "lengths.toml").write_text(text)
+    for epochs, seconds in ((6, 10.0), (60, 100.0)):
+        words = ("method=n-fgsm", "eps=8/255", "model=small-cnn")
+        run = run_directory(folder / "lengths" / str(epochs), *words, epochs=epochs)
+        write_result(run, 40.0)
+        result = json.loads((run / "result.json").read_text())
+        (run / "result.json").write_text(json.dumps(result | {"train_seconds": seconds}))
+    found = gather([str(folder / "lengths.toml"), str(folder / "lengths")])
+    (bars,) = [one for one in report_figures(found, lay_out(found)) if isinstance(one, Bars)]
+    assert [(bar.name, bar.value) for bar in bars.bars] == [("n-fgsm, 6", 10), ("n-fgsm, 60", 100)]
+
+
+def test_long_names_of_bars_that_begin_alike_are_told_apart():
+    names = [f"n-fgsm+elle-a, method.weight.history={value}" for value in (100, 500)]
+    picture = draw_bars(Bars("Time", "seconds", [Bar(name, 1.0) for name in names]))
+    assert "history=100<" in picture
+    assert "history=500<" in picture
+
+
+def test_numbers_of_fewer_images_are_told(folder):
+    entry = {"accuracy": 0.5, "total": 50}
+    record = {"eps": 8 / 255, "norm": "linf", "attacks": {"apgd-t": entry, "clean": entry}}
+    (folder / "runs" / "elle-a-8-0" / "evaluation.json").write_text(json.dumps(record))
+    write_report(gather([str(folder / "runs")]), folder / "report")
+    text = (folder / "report" / "report.md").read_text()
+    assert "fewer images than their runs' test sets have: apgd-t (50)." in text
+
+
+def test_markdown_shows_names_as_they_are():
+    table = Table("a|b <i>", ("method \\ eps", "[c]"), [["__x__ *y*", "E_lin `z`"]])
+    assert markdown(table).splitlines() == [
+        r"### a\|b \<i\>",
+        "",
+        r"| method \ eps | \[c\] |",
+        "|---|---|",
+        r"| \_\_x\_\_ \*y\* | E_lin \`z\` |",
+    ]
+
+
 def test_own_images_of_two_folders_are_two_settings(tmp_path):
     for root, accuracy in (("apples", 40.0), ("pears", 60.0)):
         write_result(run_directory(tmp_path / root, "data=arrays", f"root={tmp_path / root}"), accuracy)
     found = gather([str(tmp_path)])
-    table = result_tables(found, lay_out(found))[0]
-    assert [row[0] for row in table.rows] == ["elle-a, root=apples", "elle-a, root=pears"]
-    assert [row[1] for row in table.rows] == ["40.00", "60.00"]
+    tables = [table for table in result_tables(found, lay_out(found)) if table.caption.startswith("Auto")]
+    assert [(table.caption, table.rows[0][1]) for table in tables] == [
+        ("AutoAttack, %: apples", "40.00"),
+        ("AutoAttack, %: pears", "60.00"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,8 @@ def _about(job: Job, subject: Subject) -> dict[str, Any]:
             "config": None if subject.config is None else subject.config.model_dump(),
         },
         "data": {"name": subject.data, "count": job.count, "sha256": subject.labels_digest(job.count)},
+        # Of all test images, however few were attacked: `elle report` tells by it whether they are the run's own.
+        "test_points": subject.labels_digest(len(subject.test)),
         "class_names": list(subject.classes),
     }
 

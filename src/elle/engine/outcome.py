@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,7 @@ def conclude(run: Run) -> dict[str, Any]:
     config, ranks = run.config, run.ranks
     epoch_seconds = [record["seconds"] for record in run.history]
     # Not of an epoch that max_steps cuts short.
-    whole = sorted(record["seconds"] for record in run.history if run.timetable.place(record["step"])[1] == 0)
+    whole = [record["seconds"] for record in run.history if run.timetable.place(record["step"])[1] == 0]
     result = {
         "version": __version__,
         "torch": torch.__version__,
@@ -45,9 +46,10 @@ def conclude(run: Run) -> dict[str, Any]:
         "collapse_epoch": _collapse_epoch(run),
         "verdicts": run.guard.verdicts(),
         "rollbacks": run.guard.rollbacks,
-        "seconds_per_epoch": whole[len(whole) // 2] if whole else None,
+        "seconds_per_epoch": round(median(whole), 4) if whole else None,
         "train_seconds": round(sum(epoch_seconds), 3),
         "test": final,
+        "test_points": points_digest(run.images.test.x, run.images.test.y),
     }
     run.files.conclude(result)
     run.files.event("finish", step=run.done)

@@ -9,7 +9,7 @@ from elle.experiments.axis import linear_axis
 from elle.experiments.svg import COLOURS, GLYPH, INKS, WIDTH, picture, short, text_at
 
 _ROW, _BAR = 30.0, 17.0
-_MAX_NAME = 18
+_MAX_NAME = 30
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ def draw_bars(bars: Bars, names: Sequence[str] = ()) -> str:
             low, end, middle = x(max(0.0, bar.value - bar.std)), x(bar.value + bar.std), top + _BAR / 2
             path = f"M{low:.1f} {middle:.1f}H{end:.1f}M{low:.1f} {middle - 4:.1f}v8M{end:.1f} {middle - 4:.1f}v8"
             body.append(f'<path class="ink-line" stroke="{INKS["ink"]}" stroke-width="1.3" d="{path}"/>')
-        body.append(text_at(left - 7, top + _BAR - 4, bar.name[:_MAX_NAME], "end", "ink"))
+        # Names that begin alike differ at their end.
+        name = bar.name if len(bar.name) <= _MAX_NAME else f"\u2026{bar.name[1 - _MAX_NAME :]}"
+        body.append(text_at(left - 7, top + _BAR - 4, name, "end", "ink"))
         body.append(text_at(end + 6, top + _BAR - 4, short(bar.value), "start", "ink"))
     label = f"{bars.x_label} ({axis.factor})" if axis.factor else bars.x_label
     body.append(text_at((left + right) / 2, bottom + 38, label, "middle", "soft"))

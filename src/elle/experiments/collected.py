@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from elle.config import Config, format_radius
+from elle.config import OWN_IMAGES, Config, format_radius, on_own_images
 from elle.errors import InputError
-from elle.experiments.recipe import OWN_IMAGES, Recipe, load_recipe, run_id
+from elle.experiments.recipe import Recipe, load_recipe, run_id
 from elle.experiments.rundir import RunDirectory, open_run
 from elle.experiments.sweep import FAILURE, MANIFEST
 from elle.files import file_digest
@@ -106,6 +106,16 @@ class Collected:
         tested = {name for name in found if name not in TIMES and not name.startswith(VALIDATION)}
         return chosen or sorted(tested, key=_strength)
 
+    @property
+    def fewer_images(self) -> dict[str, int]:
+        """The shown accuracies that are not of a whole test set in every run (`elle evaluate --limit`): the fewest."""
+        fewest: dict[str, int] = {}
+        for entries in [accuracies(run) for setting in self.settings for run in setting.runs]:
+            whole = max((one["total"] for one in entries.values()), default=0)
+            for name in [name for name in self.metrics if name in entries and entries[name]["total"] < whole]:
+                fewest[name] = min(entries[name]["total"], fewest.get(name, whole))
+        return fewest
+
     def asked(self, key: str) -> list[str]:
         """What the recipe's figure says under a key, one word or several; nothing without a recipe."""
         words = self.recipe.figure.get(key, []) if self.recipe else []
@@ -119,16 +129,21 @@ def _strength(name: str) -> tuple[int, int, str]:
     return kind, -int(steps) if steps.isdigit() else 0, name
 
 
-def measured(run: RunDirectory) -> dict[str, float]:
-    """Accuracies in percent, of `elle evaluate` where it was run at the run's own eps, and times in seconds."""
-    result = run.result or {}
-    entries: dict[str, dict[str, Any]] = result.get("test", {})
+def accuracies(run: RunDirectory) -> dict[str, dict[str, Any]]:
+    """What the run survived of its test images: of `elle evaluate` where it was run at the run's own eps."""
+    entries: dict[str, dict[str, Any]] = (run.result or {}).get("test", {})
     if not isinstance(entries, dict) or not all(_is_accuracy(one) for one in entries.values()):
         raise InputError(f"{run.path / 'result.json'} is damaged: its accuracies cannot be read; leave that run out")
     for attacks in _evaluated(run):
         fit = {name: one for name, one in attacks.items() if one["total"] >= entries.get(name, one)["total"]}
         entries = entries | fit
-    numbers = {name: 100 * float(one["accuracy"]) for name, one in entries.items()}
+    return entries
+
+
+def measured(run: RunDirectory) -> dict[str, float]:
+    """Accuracies in percent and times in seconds."""
+    result = run.result or {}
+    numbers = {name: 100 * float(one["accuracy"]) for name, one in accuracies(run).items()}
     if run.config.validation and run.records:
         tracked = {name: value for name, value in run.records[-1].items() if name == "clean" or name.startswith("pgd-")}
         numbers |= {f"{VALIDATION}{name}": 100 * float(value) for name, value in tracked.items()}
@@ -161,9 +176,8 @@ def _evaluation(run: RunDirectory, file: Path) -> tuple[str | None, dict[str, An
     """Which weights were attacked, and what was measured, nothing in another ball; None where that is unreadable."""
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        images = record.get("data", {}).get("name", run.config.data)
         ball = math.isclose(record["eps"], run.config.eps or 0) and record["norm"] == run.config.norm
-        attacks = dict(record["attacks"]) if ball and images == run.config.data else {}
+        attacks = dict(record["attacks"]) if ball and on_own_images(run.config, run.result or {}, record) else {}
         weights = record.get("model", {}).get("sha256")
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

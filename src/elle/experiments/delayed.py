@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,8 @@ Row = dict[str, Any]
 def delayed_collapse(runs: Sequence[RunDirectory]) -> list[Row]:
     """One row a method, dataset, network and norm, over all its runs.
 
-    `holds_to`: the largest eps such that no run at it or at a smaller one collapsed; `by_eps`: at each eps the runs,
+    `holds_to`: the largest eps such that no run at it or at a smaller one collapsed; `epochs_held`: of the longest run
+    at that eps; `by_eps`: at each eps the runs,
     how many of them collapsed, for how many epochs the first of those held, and how many epochs the longest run had.
     """
     groups: dict[tuple[str, str, str, str], list[RunDirectory]] = defaultdict(list)
@@ -27,11 +29,7 @@ def delayed_collapse(runs: Sequence[RunDirectory]) -> list[Row]:
 def _row(key: tuple[str, str, str, str], runs: list[RunDirectory]) -> Row:
     by_eps = [_at_eps(eps, [run for run in runs if (run.config.eps or 0.0) == eps])
               for eps in sorted({run.config.eps or 0.0 for run in runs})]  # fmt: skip
-    held: list[float] = []
-    for one in by_eps:
-        if one["collapsed"]:
-            break
-        held.append(one["eps"])
+    held = list(itertools.takewhile(lambda one: not one["collapsed"], by_eps))
     first = next((one for one in by_eps if one["collapsed"]), None)
     return {
         "method": key[0],
@@ -39,8 +37,8 @@ def _row(key: tuple[str, str, str, str], runs: list[RunDirectory]) -> Row:
         "model": key[2],
         "norm": key[3],
         "runs": len(runs),
-        "holds_to": held[-1] if held else None,
-        "epochs_held": max((one["epochs"] for one in by_eps if one["eps"] in held), default=None),
+        "holds_to": held[-1]["eps"] if held else None,
+        "epochs_held": held[-1]["epochs"] if held else None,
         "first_collapse_eps": first["eps"] if first else None,
         "first_collapse_epoch": first["held"] if first else None,
         "by_eps": by_eps,

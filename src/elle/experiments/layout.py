@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 from elle.experiments.collected import Collected, Setting, telling_keys
 
-_OWN_TABLE = ("data", "model", "schedule")
+OWN_TABLE = ("data", "root", "model", "norm", "schedule")
+"""What makes numbers no rivals of each other, and no points of one line."""
+TOLD = (*OWN_TABLE, "method", "eps", "epochs")
+"""Settings that are told wherever they differ, also where another would tell the runs apart: two datasets, each at a
+radius of its own, are not one method over eps."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,9 @@ def lay_out(collected: Collected) -> Layout:
     if columns in ("metric", rows):  # each number has a table of its own here
         columns = "eps" if rows != "eps" else "method"
     panel = [key for key in collected.asked("panel") if key not in (rows, columns)]
-    keys = telling_keys(collected.configs, [rows, columns, *panel])
-    others = [key for key in keys if key not in (rows, columns)]
-    own = {*panel, *_OWN_TABLE} | (set() if "method" in (rows, columns) else {"method"})
+    beside = [key for key in (*panel, *TOLD) if key not in (rows, columns)]
+    others = [key for key in telling_keys(collected.configs, [*beside, rows, columns]) if key not in (rows, columns)]
+    own = {*panel, *OWN_TABLE} | (set() if "method" in (rows, columns) else {"method"})
     return Layout(
         rows, columns, tuple(key for key in others if key in own), tuple(key for key in others if key not in own)
     )

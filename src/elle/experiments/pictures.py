@@ -41,7 +41,7 @@ def course(runs: Sequence[RunDirectory], names: Sequence[str]) -> list[Chart]:
     marks = [(at, f"{name}: {word}" if len(runs) > 1 else word)
              for run, name in zip(runs, names, strict=True) for at, word in falls(run)]  # fmt: skip
     specifications = [
-        ("Accuracy under a multi-step attack", "accuracy", "multi", "On the monitor's probe.", {"percent": True}),
+        ("Accuracy under a multi-step attack", "accuracy", "multi", _multi_step_note(runs), {"percent": True}),
         ("Accuracy under a single-step attack", "accuracy", "single", "Rises in a collapse: the network fools its own "
          "attack. Where there was no monitor: under the attack of training.", {"percent": True}),
         ("How far the loss is from linear", "E_lin", "error", "Orders of magnitude higher after a collapse.",
@@ -56,6 +56,15 @@ def course(runs: Sequence[RunDirectory], names: Sequence[str]) -> list[Chart]:
             shown = [one for one in series if len(one.x)]
             charts.append(Chart(title, "epoch", label, shown, note=note, marks=marks, **kind))
     return charts
+
+
+def _multi_step_note(runs: Sequence[RunDirectory]) -> str:
+    """Where the values are from: the monitor attacks otherwise, and other images, than what is tracked."""
+    tracked = sorted({(run.multi_step() or "").upper() for run in runs if not run.probes} - {""})
+    words = f"under {' or '.join(tracked)} on the images that are tracked" if tracked else ""
+    if not any(run.probes for run in runs):
+        return f"{words[:1].upper()}{words[1:]}."
+    return "On the monitor's probe" + (f"; where there was no monitor, {words}." if words else ".")
 
 
 def _series(run: RunDirectory, name: str, key: str) -> list[Series]:

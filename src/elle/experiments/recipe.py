@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elle.config import KEYS, Config, parse_config, parse_radius, parse_words, read_toml
+from elle.config import KEYS, OWN_IMAGES, Config, parse_config, parse_radius, parse_words, read_toml
 from elle.errors import InputError, nearest
 
 _PACKAGE = Path(__file__).parent.parent
@@ -23,8 +23,6 @@ _AXES = ("x", "line", "panel", "rows", "columns")
 _FIGURE = {"kind", "metric", "curves", "at", *_AXES}
 _FREE = {"root", "out", "device", "compile", "workers", "cache"}
 """Keys that say where and how fast a run is made, not what comes out of it."""
-OWN_IMAGES = ("arrays", "folder")
-"""Datasets that are whatever their root holds: the name of that folder tells one from another, wherever it lies."""
 _ELSEWHERE = {
     "seed": "seeds = 3 makes runs with the seeds 0, 1 and 2",
     "out": "`elle sweep --out DIR` says where the runs go",

@@ -8,14 +8,23 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from elle.experiments.collected import Collected, telling_keys
 from elle.experiments.comparison import Comparison, compare
 from elle.experiments.figure import Figure, write_figures
-from elle.experiments.layout import Layout, lay_out
+from elle.experiments.layout import TOLD, Layout, lay_out
 from elle.experiments.page import Part, Picture, Table, write_page
 from elle.experiments.report_figures import report_figures
-from elle.experiments.report_tables import comparison_table, failure_table, markdown, result_tables, rollback_table
+from elle.experiments.report_tables import (
+    comparison_table,
+    failure_table,
+    markdown,
+    metric_name,
+    plain,
+    result_tables,
+    rollback_table,
+)
 from elle.files import write_text
 
 PICTURE = "adversarial.png"
@@ -62,6 +71,9 @@ def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
         text += " The pictures are still to be drawn: `elle show DIR` for each run, then this report again."
     if changed := sum(run.went_on_with() is not None for setting in collected.settings for run in setting.runs):
         text += f" {changed} of them collapsed and went on with a stronger method than their row says: see the end."
+    if few := collected.fewer_images:
+        names = ", ".join(f"{metric_name(name)} ({count})" for name, count in few.items())
+        text += f" Some numbers are of fewer images than their runs' test sets have: {names}."
     if unfinished := len(collected.runs) - finished:
         text += f" {unfinished} more {'has' if unfinished == 1 else 'have'} no result: see the end."
     if collected.copies:
@@ -86,7 +98,7 @@ def _pictures(collected: Collected, layout: Layout) -> list[tuple[str, Path]]:
 
 
 def _images(pictures: Sequence[tuple[str, Path]], out: Path) -> list[str]:
-    return [f"![{title}]({os.path.relpath(file, out).replace(' ', '%20')})" for title, file in pictures]
+    return [f"![{plain(title)}]({quote(os.path.relpath(file, out))})" for title, file in pictures]
 
 
 def _markdown(
@@ -95,10 +107,13 @@ def _markdown(
 ) -> str:  # fmt: skip
     files = [path for path in drawn if path.suffix == ".svg"]
     pictures = [
-        f"![{figure.title}](figures/{path.name})\n\n{figure.title}. {figure.note}".rstrip()
+        f"![{plain(figure.title)}](figures/{quote(path.name)})\n\n{plain(figure.title)}. {figure.note}".rstrip()
         for figure, path in zip(figures, files, strict=True)
     ]
-    return "\n\n".join([f"# {title}", lead, *map(markdown, tables), *images, *pictures, *map(markdown, closing)]) + "\n"
+    return (
+        "\n\n".join([f"# {plain(title)}", lead, *map(markdown, tables), *images, *pictures, *map(markdown, closing)])
+        + "\n"
+    )
 
 
 def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -110,7 +125,7 @@ def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _keys(collected: Collected) -> list[str]:
     """The settings that a line of numbers begins with."""
-    return list(dict.fromkeys(["method", "data", "model", "eps", *telling_keys(collected.configs)]))
+    return list(dict.fromkeys(["method", "data", "model", "eps", *telling_keys(collected.configs, TOLD)]))
 
 
 def _results_csv(collected: Collected, comparisons: Sequence[Comparison]) -> str:

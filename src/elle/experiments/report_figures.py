@@ -120,10 +120,14 @@ def _curve(label: str, setting: Setting, column: str | None) -> Series | None:
 
 
 def _runtime(settings: Sequence[Setting], layout: Layout, panel: str, time: str) -> list[Bars]:
-    """One of the times by method, mean and std over all its runs."""
+    """One of the times by method, mean and std over its runs at every eps, which takes no time; else at each value."""
     bars = []
     name, factor = unit(time)
-    for label, mine in layout.along(settings, layout.carrier).items():
+    groups = layout.along(settings, layout.carrier)
+    if layout.across != "eps":
+        groups = {f"{label}, {across}": at for label, mine in groups.items()
+                  for across, at in layout.along(mine, layout.across).items()}  # fmt: skip
+    for label, mine in groups.items():
         taken = [factor * numbers[time] for one in mine for numbers in one.measured if time in numbers]
         if taken:
             std = statistics.stdev(taken) if len(taken) > 1 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -160,16 +161,22 @@ def rollback_table(collected: Collected) -> Table | None:
     return Table("Runs that collapsed and were rolled back", columns, rows) if rows else None
 
 
+def plain(text: str) -> str:
+    """Text that Markdown shows as it is: a folder may be called *x*, and a reason name <class>."""
+    return re.sub(r"([*<>`|\[\]]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text.replace("\n", " "))
+
+
 def markdown(table: Table) -> str:
     """The table as Markdown, the marks with it."""
 
     def cell(row: int, column: int, text: str) -> str:
-        text = text.replace("|", "\\|").replace("\n", " ")
+        text = plain(text)
         shapes = {"best": f"**{text}**", "second": f"<u>{text}</u>", "collapsed": f"{text}\u2020"}
         mark = table.marks.get((row, column))
         return shapes[mark] if mark else text
 
-    lines = [f"### {table.caption}", "", "| " + " | ".join(table.columns) + " |", "|" + "---|" * len(table.columns)]
+    columns = " | ".join(map(plain, table.columns))
+    lines = [f"### {plain(table.caption)}", "", f"| {columns} |", "|" + "---|" * len(table.columns)]
     lines += [
         "| " + " | ".join(cell(r, c, text) for c, text in enumerate(row)) + " |" for r, row in enumerate(table.rows)
     ]

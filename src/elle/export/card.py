@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from elle.config import Config, format_radius
+from elle.config import Config, format_radius, on_own_images
 from elle.data.decoding import MARGIN
 from elle.data.registry import find_dataset
 from elle.engine.checkpoint import read_lines
@@ -105,7 +105,7 @@ def _accuracies(directory: Path, config: Config, result: Mapping[str, Any]) -> l
     weights = file_digest(directory / "model.safetensors")
     for file in sorted(directory.glob("evaluation*.json")):  # the last one, and those before it under numbers
         evaluation = _read(file) or {}
-        if evaluation.get("model", {}).get("sha256") == weights and evaluation["data"]["name"] == config.data:
+        if evaluation.get("model", {}).get("sha256") == weights and on_own_images(config, result, evaluation):
             radius = _radius(evaluation["eps"], evaluation["norm"])
             rows += [(name, radius, one) for name, one in evaluation["attacks"].items()]
     if not rows:
