@@ -35,7 +35,7 @@ class Trained:
         config = self.config
         images = load_dataset(config.data, root or config.root, image_size=config.image_size)
         if find_dataset(config.data).files:  # elsewhere a label is a number, whatever its name
-            check_test_images(self.weights, self.header, images, moved=root is not None)
+            check_test_images(self.weights, self.header, images, moved=root not in (None, config.root))
         return images
 
     def test_images(self, root: str | None = None, limit: int | None = None) -> tuple[Tensor, Tensor]:
