@@ -118,7 +118,7 @@ def enough_images(data: Split) -> npt.NDArray[np.uint8]:
 def spread_images(data: Split, count: int) -> Split:
     """So many images, or all, spread over the set, which may be sorted by class; no others are decoded."""
     numbers = np.unique(np.linspace(0, len(data) - 1, count).astype(np.int64))
-    return _part(data, numbers)
+    return data.part(numbers)
 
 
 def some_images(data: Split, count: int | None) -> tuple[Split, npt.NDArray[np.int64]]:
@@ -133,11 +133,7 @@ def some_images(data: Split, count: int | None) -> tuple[Split, npt.NDArray[np.i
     numbers = np.arange(count) * total // count if by_class else np.arange(count)
     if not by_class and not isinstance(data, FolderImages):
         return Split(data.x[:count], data.y[:count]), numbers  # a view: the layout in memory decides the last bits
-    return _part(data, numbers), numbers
-
-
-def _part(data: Split, numbers: npt.NDArray[np.int64]) -> Split:
-    return data.part(numbers) if isinstance(data, FolderImages) else Split(data.x[numbers], data.y[numbers])
+    return data.part(numbers), numbers
 
 
 def _short_sides(split: FolderSplit) -> list[int]:

@@ -26,6 +26,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.y)
 
+    def part(self, numbers: npt.NDArray[np.int64]) -> "Split":
+        return Split(self.x[numbers], self.y[numbers])
+
 
 @dataclass(frozen=True)
 class ImageSet:

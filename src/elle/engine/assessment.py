@@ -21,6 +21,8 @@ import numpy as np
 import torch
 
 from elle.config import format_radius
+from elle.data.image_folder import some_images
+from elle.data.sources import Split
 from elle.engine.checkpoint import RunLock
 from elle.engine.runtime import pick_device, stopped_at_once
 from elle.engine.signals import handling
@@ -28,7 +30,7 @@ from elle.engine.subject import Source, Subject, load_subject
 from elle.errors import InputError, WorkError
 from elle.evaluation.evaluate import device_name, record_of
 from elle.evaluation.names import parse_attacks
-from elle.evaluation.units import Files, Settings, count_chunks, plan
+from elle.evaluation.units import FIRST, Files, Settings, count_chunks, plan, points_digest
 from elle.evaluation.worker import Worker
 from elle.files import write_atomically, write_json
 
@@ -217,6 +219,15 @@ def _about(job: Job, subject: Subject) -> dict[str, Any]:
         "data": {"name": subject.data, "count": job.count, "sha256": subject.labels_digest()},
         "class_names": list(subject.classes),
     }
+
+
+def is_of_images(data: dict[str, Any], name: str, test: Split) -> bool:
+    """Whether a record's points are the test images `test` of the set `name`, or `--limit` of them."""
+    if data["name"] != name or data["count"] > len(test):
+        return False
+    some, _ = some_images(test, data["count"])
+    first = some.part(np.arange(min(len(some), FIRST)))  # no others are decoded
+    return bool(points_digest(first.x, some.y) == data["sha256"])
 
 
 def _keep_examples(out: Path, job: Job, subject: Subject) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from elle.config import Config, format_radius
 from elle.data.decoding import MARGIN
 from elle.data.registry import find_dataset
+from elle.data.sources import Split
+from elle.engine.assessment import is_of_images
 from elle.engine.checkpoint import read_lines
 from elle.engine.trained import Trained
 from elle.export.formats import Format
@@ -26,12 +28,12 @@ def model_card(
     form: Format,
     file: str,
     trained: Trained,
-    header: Mapping[str, Any],
+    test: Split,
     compared: Mapping[str, Any],
     licence: str | None,
 ) -> str:
     """What the network is, how it was trained, how robust it was measured to be, and how to load it."""
-    config = trained.config.resolved()
+    config, header = trained.config.resolved(), trained.header
     result = _read(directory / "result.json") or {}
     parameters = sum(parameter.numel() for parameter in trained.model.parameters())
     facts = {
@@ -46,7 +48,7 @@ def model_card(
     }
     lines = [f"# {config.model} on {config.data}, {config.method}, eps {format_radius(config.eps or 0)}", ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in facts.items()), ""]
-    lines += ["## Accuracy", "", *_accuracies(directory, config, result), ""]
+    lines += ["## Accuracy", "", *_accuracies(directory, config, test, result), ""]
     lines += ["## Load", "", *_loading(form, file, trained.classes, header), ""]
     same = f"the same class for {compared['same_class']} of {compared['images']}"
     lines += [
@@ -91,7 +93,8 @@ def _cut_out(config: Config) -> str:
         return ", no other preprocessing"
     size = config.image_size or 0
     return (
-        f": the short side of a photograph resized to {round(MARGIN * size)} pixels, its middle {size} x {size} cut out"
+        f": the short side of a photograph resized to {round(MARGIN * size)} pixels (left as it is where it has fewer, "
+        f"enlarged to {size} below that), its middle {size} x {size} cut out"
     )
 
 
@@ -99,21 +102,21 @@ def _normalisation(header: Mapping[str, Any]) -> str:
     return "as its first layer" if header.get("normalise") == "dataset" else "not used"
 
 
-def _accuracies(directory: Path, config: Config, result: Mapping[str, Any]) -> list[str]:
-    """Those at the end of training, and those of `elle evaluate` where they are of these very weights."""
+def _accuracies(directory: Path, config: Config, test: Split, result: Mapping[str, Any]) -> list[str]:
+    """Those at the end of training, and those of `elle evaluate` where they are of these very weights and images."""
     rows = [(name, _radius(config.eps or 0, config.norm), one) for name, one in result.get("test", {}).items()]
     weights = file_digest(directory / "model.safetensors")
     for file in sorted(directory.glob("evaluation*.json")):  # the last one, and those before it under numbers
         evaluation = _read(file) or {}
-        if evaluation.get("model", {}).get("sha256") == weights and evaluation["data"]["name"] == config.data:
+        if evaluation.get("model", {}).get("sha256") == weights and is_of_images(evaluation["data"], config.data, test):
             radius = _radius(evaluation["eps"], evaluation["norm"])
             rows += [(name, radius, one) for name, one in evaluation["attacks"].items()]
     if not rows:
         return ["Not measured."]
     lines = ["| attack | eps | accuracy | 95 % interval | test images |", "|---|---|---|---|---|"]
-    for name, eps, one in dict.fromkeys((name, eps, json.dumps(_plain(one))) for name, eps, one in rows):
+    plain = ((name, "" if name == "clean" else eps, json.dumps(_plain(one))) for name, eps, one in rows)
+    for name, radius, one in dict.fromkeys(plain):
         accuracy, low, high, total = json.loads(one)
-        radius = "" if name == "clean" else eps
         lines.append(f"| {name} | {radius} | {accuracy:.2%} | {low:.2%} to {high:.2%} | {total:,} |")
     return [*lines, "", "An accuracy under attack is an upper bound: a stronger attack may find more."]
 
