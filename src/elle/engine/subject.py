@@ -193,6 +193,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         ) from None
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
+            _check_alone(file, found, key)
             found = found[key]
     if not isinstance(found, dict) or not found or not all(isinstance(value, Tensor) for value in found.values()):
         raise InputError(f"--weights {file} holds no state_dict; save it with torch.save(model.state_dict(), FILE)")
@@ -202,3 +203,22 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors
+
+
+def _check_alone(file: Path, found: dict[Any, Any], key: str) -> None:
+    """Refuse a file that holds a network's weights twice, of a last step and averaged: which are meant is unknown."""
+
+    def names(value: Any) -> set[Any]:
+        return {str(name).removeprefix("module.") for name in value} if isinstance(value, dict) else set()
+
+    mine = names(found[key])
+    others = []
+    for other, value in found.items():
+        below = value.values() if isinstance(value, dict) else ()
+        if other != key and any(len(mine & names(one)) > len(mine) / 2 for one in (value, *below)):
+            others.append(str(other))
+    if others:
+        raise InputError(
+            f"--weights {file} holds the weights of the same network several times ({', '.join([key, *others])}); "
+            f"save those you mean with torch.save(STATE_DICT, FILE)"
+        )
