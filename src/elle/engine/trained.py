@@ -36,6 +36,11 @@ class Trained:
         images = load_dataset(config.data, root or config.root, image_size=config.image_size)
         if find_dataset(config.data).files:  # elsewhere a label is a number, whatever its name
             check_test_images(self.weights, self.header, images, moved=root not in (None, config.root))
+        elif len(images.classes) != len(self.classes):
+            raise InputError(
+                f"{self.weights} was trained on {len(self.classes)} classes, and {config.data} has "
+                f"{len(images.classes)}; give its own data"
+            )
         return images
 
     def test_images(self, root: str | None = None, limit: int | None = None) -> tuple[Tensor, Tensor]:
