@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 
 from elle.config import load_config
+from elle.data.folder import FolderSplit
+from elle.data.image_folder import FolderImages
 
 PAGE = (Path(__file__).parent.parent / "docs" / "own-images.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -71,6 +73,23 @@ def test_the_tutorial_s_commands_run_one_after_the_other(elle, folder, monkeypat
     assert "apple, pear, plum" in card
     assert "CC BY 4.0" in card
     assert "| pgd-50-10 | 4/255 |" in card
+
+
+@pytest.mark.parametrize("size", [16, 40, 47, 50, 64])
+def test_the_tutorial_s_photograph_is_shown_as_the_evaluation_shows_it(tmp_path, monkeypatch, size):
+    (tmp_path / "photos" / "apple").mkdir(parents=True)
+    draw = np.random.default_rng(0).integers(0, 256, (5, 6, 3), np.uint8)
+    Image.fromarray(draw).resize((70, 50)).save(tmp_path / "photos/apple/001.jpg", "PNG")
+    monkeypatch.chdir(tmp_path)
+    lines = PYTHON.splitlines()
+    first = next(k for k, line in enumerate(lines) if line.startswith("photo = "))
+    last = next(k for k, line in enumerate(lines) if line.startswith("x = "))
+    imports = [line for line in lines if re.match("(import|from) ", line)]
+    names = {"size": size}
+    exec("\n".join([*imports, *lines[first : last + 1]]), names)
+    shown = FolderImages(FolderSplit([Path("photos/apple/001.jpg")], np.zeros(1, np.int64)), size, 0)
+    # Within what the box's being of whole pixels makes.
+    assert (names["x"] * 255 - torch.from_numpy(shown.x)).abs().mean() < 3
 
 
 def test_the_real_training_is_spelled_right():

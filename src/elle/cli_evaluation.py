@@ -89,7 +89,7 @@ def evaluate(
     names = _devices(devices) if devices else [device]
     first = pick_device(names[0])
     source = Source(run, model, weights, data, root)
-    subject = load_subject(source, first)
+    subject = load_subject(source, first, limit)
     radius = _radius(eps, norm, subject)
     chosen: Any = subject.norm if norm is None else norm
     chosen_engine: Any = engine
@@ -98,11 +98,10 @@ def evaluate(
     pixels = subject.test.x[0, 0].size
     batch, chunk = batch or fitting_batch(BATCH, pixels, subject.trained_batch), chunk or default_chunk(first, pixels)
     settings = Settings(radius, chosen, seed, chosen_engine, how, batch, chunk, compiled)
-    count = min(limit or len(subject.test), len(subject.test))
     place = out or source.place
     with _progress() as watch:
         record = assess_run(
-            Job(source, attack, settings, count, save), subject, place, names, resume=resume, watch=watch
+            Job(source, attack, settings, len(subject.test), save), subject, place, names, resume=resume, watch=watch
         )
     if as_json:
         print_json(record)

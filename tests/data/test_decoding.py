@@ -84,10 +84,13 @@ def test_resizing_agrees_with_pillow(size):
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-@pytest.mark.parametrize("box", [(10, 5, 110, 85), (0, 0, 320, 100), (100, 120, 300, 240), (0, 0, 320, 240)])
-def test_decoding_the_upper_rows_alone_gives_the_same_pixels(tmp_path, box, progressive):
+@pytest.mark.parametrize("black_from", [240, 50])
+@pytest.mark.parametrize("box", [(10, 5, 110, 85), (0, 0, 320, 100), (100, 20, 300, 240), (0, 0, 320, 240)])
+def test_decoding_the_upper_rows_alone_gives_the_same_pixels(tmp_path, box, black_from, progressive):
     path = tmp_path / "photo.jpg"
-    photograph(np.random.default_rng(0), 320, 240).save(path, quality=95, progressive=progressive)
+    photo = photograph(np.random.default_rng(0), 320, 240)
+    photo.paste("black", (0, black_from, 320, 240))  # as a film's margin below the picture
+    photo.save(path, quality=95, progressive=progressive)
     whole, part = np.zeros((64, 64, 3), np.uint8), np.zeros((64, 64, 3), np.uint8)
     OpenImage(str(path)).resized(box, whole)
     OpenImage(str(path)).resized(box, part, whole=False)

@@ -153,6 +153,16 @@ def test_idx_files_plain_or_zipped_have_one_channel(tmp_path, zipped, load, fold
     assert images.classes[9] == {"mnist": "9", "fashion_mnist": "Ankle boot"}[load.__name__]
 
 
+def test_a_set_s_own_folder_is_read_before_files_of_the_same_names_in_the_root(tmp_path):
+    own = write_idx(tmp_path / "fashion-mnist")
+    write_idx(tmp_path)  # MNIST's files are called the same
+    x = np.full((3, 28, 28), 7, np.uint8)
+    (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(x)))
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(np.zeros(3, np.uint8))))
+    np.testing.assert_array_equal(fashion_mnist(tmp_path).test.x, fashion_mnist(own).test.x)
+    assert (mnist(tmp_path).test.x == 7).all()
+
+
 def test_wrong_idx_files_are_named(tmp_path):
     path = write_idx(tmp_path, zipped=False) / "train-images-idx3-ubyte"
     x, y = small_images(20, (28, 28))

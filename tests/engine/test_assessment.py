@@ -27,7 +27,7 @@ def job(run, attack=ATTACKS, count=100, keep=False, **settings):
 
 
 def assessed(task, out, devices=("cpu",), **rest):
-    return assess_run(task, load_subject(task.source, CPU), out, list(devices), **rest)
+    return assess_run(task, load_subject(task.source, CPU, task.count), out, list(devices), **rest)
 
 
 def outcome(record):

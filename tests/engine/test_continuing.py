@@ -93,6 +93,22 @@ def test_a_folder_that_has_changed_is_refused(elle, photos, change, command, rea
     assert outcome.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["train", "--resume", "--out"], "belongs to a run on other files"),
+        (["evaluate", "--attack", "clean"], "the folder holds other files than when"),
+        (["metrics", "--metric", "error"], "the folder holds other files than when"),
+    ],
+)
+def test_a_folder_of_as_many_images_that_would_be_split_otherwise_is_refused(elle, photos, command, reason):
+    (photos / "cat" / "000.jpg").rename(photos / "cat" / "new.jpg")  # now the last: the numbers of all others change
+    outcome = elle(*command, photos.parent / "run")
+    assert outcome.code == 2
+    assert reason in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
 @pytest.mark.parametrize("command", [["train", "--resume", "--out"], ["evaluate", "--attack", "clean"]])
 def test_a_folder_with_other_classes_is_refused(elle, photos, command):
     (photos / "dog").rename(photos / "wolf")

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,6 +88,24 @@ def test_a_limit_takes_the_first_test_images(finished_run, limit, count):
     x, y = load_run(finished_run).test_images(limit=limit)
     assert (tuple(x.shape), tuple(y.shape)) == ((count, 1, 8, 8), (count,))
     assert 0 <= x.min() <= x.max() <= 1
+
+
+@pytest.mark.parametrize("command", [("evaluate", "--attack", "clean"), ("metrics", "--metric", "error")])
+def test_arrays_that_have_gained_a_class_since_are_refused(elle, settings, tmp_path, command):
+    root = tmp_path / "arrays"
+    root.mkdir()
+
+    def write(classes):
+        x, y = np.zeros((12, 8, 8, 1), np.uint8), np.arange(12) % classes
+        for split in ("train", "test"):
+            np.savez(root / f"{split}.npz", x=x, y=y)
+
+    write(3)
+    train(settings("data=arrays", f"root={root}", "model=small-cnn", "max_steps=1", "validation=0", "batch=4"))
+    write(4)
+    outcome = elle(*command, tmp_path / "run")
+    assert outcome.code == 2
+    assert "model.safetensors was trained on 3 classes, and arrays has 4; give its own data" in outcome.err
 
 
 def test_an_unfinished_run_is_refused_with_the_way_to_finish_it(settings, tmp_path):

@@ -18,6 +18,7 @@ from elle.export.formats import FORMATS
 from elle.export.write import export_run
 
 from ..conftest import QUICK
+from ..data.photographs import write_folder, write_photographs
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,39 @@ def test_an_evaluation_is_quoted_only_for_the_run_s_own_data_and_with_its_norm(e
     card = (tmp_path / "m.safetensors.md").read_text()
     assert ("| pgd-2 |" in card) == (row is not None)
     assert row is None or f"| pgd-2 | {row} |" in card
+
+
+def test_an_evaluation_of_other_images_under_the_same_name_is_not_quoted(elle, tmp_path):
+    run = tmp_path / "run"
+    for name in ("photos", "others"):
+        write_folder(tmp_path / name)
+    write_photographs(tmp_path / "others" / "val" / "cat", 4, seed=7)
+    words = [
+        "data=folder",
+        f"root={tmp_path / 'photos'}",
+        "image_size=8",
+        "model=small-cnn",
+        "max_steps=1",
+        f"out={run}",
+    ]
+    train(load_config([*words, "device=cpu", "eval_every=0", "probe_every=0", "final=clean"]))
+    for limit in ([], ["--limit", "4"]):
+        assert elle("evaluate", run, "--attack", f"pgd-{2 + len(limit)}", *limit).code == 0
+    assert elle("evaluate", run, "--attack", "pgd-3", "--root", tmp_path / "others").code == 0
+    export_run(run, "safetensors", tmp_path / "m.safetensors")
+    card = (tmp_path / "m.safetensors.md").read_text()
+    assert re.search(r"\| pgd-2 \|.*\| 8 \|", card)
+    assert re.search(r"\| pgd-4 \|.*\| 4 \|", card)
+    assert "pgd-3" not in card
+    small = "resized to 9 pixels (left as it is where it has fewer, enlarged to 8 below that), its middle 8 x 8 cut out"
+    assert small in card
+
+
+def test_clean_accuracy_at_several_radii_is_one_row(elle, run_copy, tmp_path):
+    for eps in ("0.1", "0.2"):
+        assert elle("evaluate", run_copy, "--attack", "clean", "--limit", "10", "--eps", eps).code == 0
+    export_run(run_copy, "safetensors", tmp_path / "m.safetensors")
+    assert len(re.findall(r"^\| clean \|.*\| 10 \|$", (tmp_path / "m.safetensors.md").read_text(), re.MULTILINE)) == 1
 
 
 def test_the_card_of_a_run_cut_short_says_so(run, tmp_path):

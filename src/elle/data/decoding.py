@@ -100,6 +100,9 @@ class OpenImage:
                 # Where the file is damaged, the last row is still the black one it began with.
                 if pixels[-1].any():
                     return pixels
+                # Opened again, as Pillow reads a file once; smaller again, so that it is what `whole` gives.
+                self.image = self._plain() or self._decoded()
+                self.draft(box, width, height)
             try:
                 self.image.load()
             except Exception:
@@ -108,15 +111,13 @@ class OpenImage:
 
     def _upper_rows(self, box: Box) -> Pixels:
         """The pixels of `box`, decoding no row below it: those would take their share of the time for nothing."""
-        image, tiles = self.image, self.image.tile
-        codec, (left, top, right, _), offset, arguments = tiles[0]
+        image = self.image
+        codec, (left, top, right, _), offset, arguments = image.tile[0]
         image.tile = [(codec, (left, top, right, self._part(box)[3]), offset, arguments)]
         with contextlib.suppress(OSError):  # the decoder complains that there are rows left
             image.load()
         image.tile = []
-        pixels = self._cropped(box)
-        image.tile = tiles
-        return pixels
+        return self._cropped(box)
 
     def _part(self, box: Box) -> tuple[int, int, int, int]:
         return pixel_box(box, (self.width, self.height), self.image.size)

@@ -118,7 +118,22 @@ def enough_images(data: Split) -> npt.NDArray[np.uint8]:
 def spread_images(data: Split, count: int) -> Split:
     """So many images, or all, spread over the set, which may be sorted by class; no others are decoded."""
     numbers = np.unique(np.linspace(0, len(data) - 1, count).astype(np.int64))
-    return data.part(numbers) if isinstance(data, FolderImages) else Split(data.x[numbers], data.y[numbers])
+    return data.part(numbers)
+
+
+def some_images(data: Split, count: int | None) -> tuple[Split, npt.NDArray[np.int64]]:
+    """The first `count` images, or all, and their numbers; no others are decoded.
+
+    Of a set that lies class by class, so many spread over it: the first ones would be of its first class alone.
+    """
+    total = len(data)
+    if count is None or count >= total:
+        return data, np.arange(total)
+    by_class = np.count_nonzero(np.diff(data.y)) == len(np.unique(data.y)) - 1
+    numbers = np.arange(count) * total // count if by_class else np.arange(count)
+    if not by_class and not isinstance(data, FolderImages):
+        return Split(data.x[:count], data.y[:count]), numbers  # a view: the layout in memory decides the last bits
+    return data.part(numbers), numbers
 
 
 def _short_sides(split: FolderSplit) -> list[int]:

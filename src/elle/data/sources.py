@@ -26,6 +26,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.y)
 
+    def part(self, numbers: npt.NDArray[np.int64]) -> "Split":
+        return Split(self.x[numbers], self.y[numbers])
+
 
 @dataclass(frozen=True)
 class ImageSet:
@@ -87,7 +90,8 @@ def load_published(about: Published, layouts: Sequence[Layout], root: Path) -> I
 
 def _candidates(layout: Layout, places: Sequence[Path]) -> Iterator[Files]:
     """Where a layout's files may be: folders first, then archives; the root may be an archive itself."""
-    yield from map(Folder, places)
+    # The root last: train.npz or MNIST's names there may be another set's, where this one has a folder of its own.
+    yield from map(Folder, [*places[1:], places[0]])
     archives = [place / name for place in places for name in layout.archives]
     if layout.archives and places[0].is_file():
         archives.append(places[0])

@@ -79,7 +79,7 @@ def assess_run(
         record = record_of(Files(out / PARTS), attacks, job.settings, job.count, devices=names, about=about)
         _set_aside(out, record)
         if job.keep:
-            _keep_examples(out, job)
+            _keep_examples(out, job, subject)
         write_json(out / RESULT, record)
         shutil.rmtree(out / PARTS)
     return record
@@ -87,7 +87,7 @@ def assess_run(
 
 def _identity(job: Job, subject: Subject) -> dict[str, Any]:
     """What must agree for a unit of one evaluation to be a unit of another: all but attacks and devices."""
-    points = {"data": subject.data, "count": job.count, "points": subject.labels_digest(job.count)}
+    points = {"data": subject.data, "count": job.count, "points": subject.labels_digest()}
     # The same weights are another network in another function.
     network = {"model": subject.model_name, "weights": subject.digest()}
     return asdict(job.settings) | points | network | {"save": job.keep}
@@ -190,7 +190,7 @@ def _run(
 
 def _share(job: Job, parts: Path, device: str, chunks: list[int], parent: int) -> None:
     """What one worker process does."""
-    subject = load_subject(job.source, pick_device(device))
+    subject = load_subject(job.source, pick_device(device), job.count)
 
     def orphaned() -> None:
         if os.getppid() != parent:
@@ -201,7 +201,7 @@ def _share(job: Job, parts: Path, device: str, chunks: list[int], parent: int) -
 
 def _worker(job: Job, subject: Subject, device: torch.device) -> Worker:
     attacks = parse_attacks(job.attack, job.settings.norm)
-    x, y = subject.test.x[: job.count], subject.test.y[: job.count]
+    x, y = subject.test.x, subject.test.y
     return Worker(subject.model, x, y, attacks, job.settings, device, probe=True, keep=job.keep)
 
 
@@ -214,14 +214,14 @@ def _about(job: Job, subject: Subject) -> dict[str, Any]:
             "sha256": subject.digest(),
             "config": None if subject.config is None else subject.config.model_dump(),
         },
-        "data": {"name": subject.data, "count": job.count, "sha256": subject.labels_digest(job.count)},
+        "data": {"name": subject.data, "count": job.count, "sha256": subject.labels_digest()},
         # Of all test images, however few were attacked: `elle report` tells by it whether they are the run's own.
-        "test_points": subject.labels_digest(len(subject.test)),
+        "test_points": subject.test_points,
         "class_names": list(subject.classes),
     }
 
 
-def _keep_examples(out: Path, job: Job) -> None:
+def _keep_examples(out: Path, job: Job, subject: Subject) -> None:
     """adversarial/ATTACK.CHUNK.npz: index and x_adv of the points each attack broke."""
     shutil.rmtree(out / SAVED, ignore_errors=True)
     (out / SAVED).mkdir()
@@ -229,7 +229,7 @@ def _keep_examples(out: Path, job: Job) -> None:
     for chunk in range(count_chunks(job.count, job.settings.chunk)):
         for unit in plan(attacks, chunk)[1:]:
             arrays, content = store.examples(unit), io.BytesIO()
-            arrays["index"] += chunk * job.settings.chunk
+            arrays["index"] = subject.numbers[arrays["index"] + chunk * job.settings.chunk]
             np.savez_compressed(content, **arrays)
             write_atomically(out / SAVED / f"{unit.name}.npz", content.getvalue())
 

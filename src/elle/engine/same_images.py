@@ -1,4 +1,4 @@
-"""Whether images are those of a run, or of its other ranks: by the names of the classes and by their number."""
+"""Whether images are those of a run, or of its other ranks: by the names of the classes, their number, and files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from elle.data.image_folder import FolderImages
 from elle.data.sources import ImageSet
 from elle.engine.ranks import Ranks
 from elle.errors import InputError
@@ -17,6 +18,17 @@ def count_images(images: ImageSet) -> list[int]:
     return [len(images.train), len(images.test)]
 
 
+def drawn_files(images: ImageSet) -> str | None:
+    """A digest of the names of test images that were drawn from the others; None where nobody drew them.
+
+    One file less and another more, or a new name, make other images the test, and leave their number.
+    """
+    if not images.held_out or not isinstance(images.test, FolderImages):
+        return None
+    names = (f"{label}/{path.name}\0" for label, path in zip(images.test.y, images.test.files.paths, strict=True))
+    return hashlib.sha256("".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+
+
 def check_same_images(path: Path, network: Mapping[str, Any], images: ImageSet) -> None:
     """Refuse to go on from a checkpoint on other images: labels, order and test split would not be those it knows."""
     _check_classes(path, network, images)
@@ -24,6 +36,11 @@ def check_same_images(path: Path, network: Mapping[str, Any], images: ImageSet) 
         raise InputError(
             f"{path} belongs to a run on {_counted(before)}, and there are {_counted(count_images(images))}; "
             f"give its very data, or choose another --out"
+        )
+    if network.get("drawn", drawn_files(images)) != drawn_files(images):
+        raise InputError(
+            f"{path} belongs to a run on other files: the test images, drawn from among all, would not be those it "
+            f"left out; give its very data, or choose another --out"
         )
 
 
@@ -34,10 +51,17 @@ def check_test_images(path: Path, network: Mapping[str, Any], images: ImageSet, 
     """
     _check_classes(path, network, images)
     before = network.get("images", count_images(images))
-    if images.held_out and not moved and sum(before) != sum(count_images(images)):
+    if not images.held_out or moved:
+        return
+    if sum(before) != sum(count_images(images)):
         raise InputError(
             f"the folder held {sum(before)} images when {path} was trained and holds {sum(count_images(images))} now: "
             f"its test images are others, most of them trained on; put it back, or name another with --root"
+        )
+    if network.get("drawn", drawn_files(images)) != drawn_files(images):
+        raise InputError(
+            f"the folder holds other files than when {path} was trained, or other names: its test images are others, "
+            f"most of them trained on; put it back, or name another with --root"
         )
 
 

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from elle.config import Config, given
+from elle.data.image_folder import some_images
 from elle.data.registry import find_dataset, load_dataset
 from elle.data.sources import ImageSet, Split
 from elle.engine.trained import kept_network, load_network, load_run, put_weights
 from elle.errors import InputError, first_line
-from elle.evaluation.units import points_digest
+from elle.evaluation.units import FIRST, points_digest
 from elle.files import file_digest
 from elle.models.registry import Shape, build_model, check_model
 
@@ -65,6 +68,10 @@ class Subject:
     weights: Path
     eps: float
     norm: str
+    numbers: npt.NDArray[np.int64]
+    """Which images of the set `test` is."""
+    test_points: str
+    """The digest of the whole set."""
     config: Config | None = None
 
     @property
@@ -78,32 +85,32 @@ class Subject:
         """The SHA-256 of the weights' file."""
         return file_digest(self.weights)
 
-    def labels_digest(self, count: int) -> str:
-        return points_digest(self.test.x[:count], self.test.y[:count])
+    def labels_digest(self) -> str:
+        return points_digest(self.test.x, self.test.y)
 
 
-def load_subject(source: Source, device: torch.device) -> Subject:
-    """The network on `device` in eval mode; nothing is unpickled but tensors."""
-    subject = _foreign(source) if source.path is None else _run(source, Path(source.path))
+def load_subject(source: Source, device: torch.device, count: int | None = None) -> Subject:
+    """The network on `device` in eval mode, with `count` test images or all; nothing is unpickled but tensors."""
+    subject = _foreign(source, count) if source.path is None else _run(source, Path(source.path), count)
     subject.model.to(device).eval()
     return subject
 
 
-def _run(source: Source, path: Path) -> Subject:
+def _run(source: Source, path: Path, count: int | None) -> Subject:
     weights = path if path.is_file() else path / "model.safetensors"
     if path.is_file() and not (_run_of(path) / "config.toml").exists():
         raise InputError(f"{path} is not in a run directory; give one, or --weights {path} with --model and --data")
     trained = load_run(_run_of(path), weights=weights)
     config = trained.config.resolved()
-    if source.data is None:
-        images = trained.images(source.root)
-    else:
-        images = _shown(source.data, source.root or config.root, trained.header)
-        _check_fit(source.data, images, trained.header)
     data, model = source.data or config.data, config.model or ""
-    return Subject(
-        trained.model, images.test, images.classes, data, model, weights, given(config.eps), config.norm, config
-    )
+    own = data == config.data
+    images = trained.images(source.root) if own else _shown(data, source.root or config.root, trained.header)
+    test, numbers = some_images(images.test, count)
+    if not own:
+        _check_fit(data, test, images.classes, trained.header)
+    eps, norm = given(config.eps), config.norm
+    whole = _digest(images.test)
+    return Subject(trained.model, test, images.classes, data, model, weights, eps, norm, numbers, whole, config)
 
 
 def _shown(data: str, root: str | None, network: Mapping[str, Any]) -> ImageSet:
@@ -111,13 +118,24 @@ def _shown(data: str, root: str | None, network: Mapping[str, Any]) -> ImageSet:
     return load_dataset(data, root, image_size=network["shape"][-1] if find_dataset(data).files else None)
 
 
-def _check_fit(data: str, images: ImageSet, network: Mapping[str, Any]) -> None:
+def _check_fit(data: str, test: Split, classes: tuple[str, ...], network: Mapping[str, Any]) -> None:
     """Refuse images that the run's network was not made for, before anything is written."""
-    shape, classes = tuple(network["shape"]), len(network["classes"])
-    if images.test.x.shape[1:] != shape or len(images.classes) != classes:
+    shape, trained_on = tuple(network["shape"]), tuple(network["classes"])
+    if test.x.shape[1:] != shape or len(classes) != len(trained_on):
         raise InputError(
-            f"--data {data} has images {_shape(images.test.x.shape[1:])} in {len(images.classes)} classes, and the "
-            f"network was trained on {_shape(shape)} in {classes}; leave --data out"
+            f"--data {data} has images {_shape(test.x.shape[1:])} in {len(classes)} classes, and the "
+            f"network was trained on {_shape(shape)} in {len(trained_on)}; leave --data out"
+        )
+    _check_order(data, classes, trained_on)
+
+
+def _check_order(data: str, classes: tuple[str, ...], trained_on: tuple[str, ...]) -> None:
+    # Other names may be other words for the same classes; the same names in another order never are.
+    if classes != trained_on and set(classes) == set(trained_on):
+        moved = next(k for k, name in enumerate(classes) if name != trained_on[k])
+        raise InputError(
+            f"--data {data} has the network's classes in another order: its class {moved} is {classes[moved]!r}, "
+            f"and the network's is {trained_on[moved]!r}; give them the same order"
         )
 
 
@@ -132,7 +150,7 @@ def _run_of(path: Path) -> Path:
     return path.parent.parent if path.parent.name == "checkpoints" else path.parent
 
 
-def _foreign(source: Source) -> Subject:
+def _foreign(source: Source, count: int | None) -> Subject:
     name, data, weights = str(source.model), str(source.data), Path(str(source.weights))
     row = find_dataset(data)
     tensors = read_weights(weights)
@@ -140,16 +158,25 @@ def _foreign(source: Source) -> Subject:
         # The file knows what a name does not tell: the activation, a normalising first layer, the averaged weights.
         model, header = load_network(weights)
         images = _shown(data, source.root, header)
-        check_model(model, name, _image_shape(images), len(images.classes))
+        test, numbers = some_images(images.test, count)
+        check_model(model, name, _image_shape(test), len(images.classes))
+        _check_order(data, images.classes, tuple(header["classes"]))
     else:
         images = load_dataset(data, source.root)
-        model = build_model(name, _image_shape(images), len(images.classes))
+        test, numbers = some_images(images.test, count)
+        model = build_model(name, _image_shape(test), len(images.classes))
         put_weights(model, tensors, weights, name)
-    return Subject(model, images.test, images.classes, data, name, weights, row.defaults["eps"], "linf")
+    eps, whole = row.defaults["eps"], _digest(images.test)
+    return Subject(model, test, images.classes, data, name, weights, eps, "linf", numbers, whole)
 
 
-def _image_shape(images: ImageSet) -> Shape:
-    channels, height, width = images.test.x.shape[1:]
+def _digest(test: Split) -> str:
+    """That of all test images, of which no more are decoded than it reads."""
+    return points_digest(test.part(np.arange(min(len(test), FIRST))).x, test.y)
+
+
+def _image_shape(test: Split) -> Shape:
+    channels, height, width = test.x.shape[1:]
     return channels, height, width
 
 
@@ -175,6 +202,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         ) from None
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
+            _check_alone(file, found, key)
             found = found[key]
     if not isinstance(found, dict) or not found or not all(isinstance(value, Tensor) for value in found.values()):
         raise InputError(f"--weights {file} holds no state_dict; save it with torch.save(model.state_dict(), FILE)")
@@ -184,3 +212,22 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors
+
+
+def _check_alone(file: Path, found: dict[Any, Any], key: str) -> None:
+    """Refuse a file that holds a network's weights twice, of a last step and averaged: which are meant is unknown."""
+
+    def names(value: Any) -> set[Any]:
+        return {str(name).removeprefix("module.") for name in value} if isinstance(value, dict) else set()
+
+    mine = names(found[key])
+    others = []
+    for other, value in found.items():
+        below = value.values() if isinstance(value, dict) else ()
+        if other != key and any(len(mine & names(one)) > len(mine) / 2 for one in (value, *below)):
+            others.append(str(other))
+    if others:
+        raise InputError(
+            f"--weights {file} holds the weights of the same network several times ({', '.join([key, *others])}); "
+            f"save those you mean with torch.save(STATE_DICT, FILE)"
+        )

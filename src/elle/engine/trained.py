@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from elle.config import Config, load_config
+from elle.data.image_folder import some_images
 from elle.data.registry import find_dataset, load_dataset
 from elle.data.resident import to_tensors
 from elle.data.sources import ImageSet
@@ -34,13 +35,18 @@ class Trained:
         config = self.config
         images = load_dataset(config.data, root or config.root, image_size=config.image_size)
         if find_dataset(config.data).files:  # elsewhere a label is a number, whatever its name
-            check_test_images(self.weights, self.header, images, moved=root is not None)
+            check_test_images(self.weights, self.header, images, moved=root not in (None, config.root))
+        elif len(images.classes) != len(self.classes):
+            raise InputError(
+                f"{self.weights} was trained on {len(self.classes)} classes, and {config.data} has "
+                f"{len(images.classes)}; give its own data"
+            )
         return images
 
     def test_images(self, root: str | None = None, limit: int | None = None) -> tuple[Tensor, Tensor]:
-        """The first `limit` test images [N, C, H, W] in [0, 1] and their labels [N], on the model's device."""
-        x, y = to_tensors(self.images(root).test, next(self.model.parameters()).device)
-        return x[:limit], y[:limit]
+        """Test images [N, C, H, W] in [0, 1], `limit` of them or all, and their labels [N], on the model's device."""
+        test, _ = some_images(self.images(root).test, limit)
+        return to_tensors(test, next(self.model.parameters()).device)
 
 
 def load_run(directory: str | Path, device: torch.device | str = "cpu", weights: Path | None = None) -> Trained:

@@ -149,9 +149,13 @@ def count_chunks(total: int, chunk: int) -> int:
     return -(-total // chunk)
 
 
+FIRST = 64
+"""Images that a digest of points takes in."""
+
+
 def points_digest(x: Images, y: Images) -> str:
     """The SHA-256 of the labels and of the first images: enough to tell two sets of points apart."""
-    first, labels = (as_tensor(values).detach().cpu() for values in (x[:64], y))
+    first, labels = (as_tensor(values).detach().cpu() for values in (x[:FIRST], y))
     digest = hashlib.sha256(labels.numpy().astype("<i8").tobytes())
     digest.update((first.float() if first.is_floating_point() else first).contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -26,12 +26,11 @@ def model_card(
     form: Format,
     file: str,
     trained: Trained,
-    header: Mapping[str, Any],
     compared: Mapping[str, Any],
     licence: str | None,
 ) -> str:
     """What the network is, how it was trained, how robust it was measured to be, and how to load it."""
-    config = trained.config.resolved()
+    config, header = trained.config.resolved(), trained.header
     result = _read(directory / "result.json") or {}
     parameters = sum(parameter.numel() for parameter in trained.model.parameters())
     facts = {
@@ -91,7 +90,8 @@ def _cut_out(config: Config) -> str:
         return ", no other preprocessing"
     size = config.image_size or 0
     return (
-        f": the short side of a photograph resized to {round(MARGIN * size)} pixels, its middle {size} x {size} cut out"
+        f": the short side of a photograph resized to {round(MARGIN * size)} pixels (left as it is where it has fewer, "
+        f"enlarged to {size} below that), its middle {size} x {size} cut out"
     )
 
 
@@ -100,7 +100,7 @@ def _normalisation(header: Mapping[str, Any]) -> str:
 
 
 def _accuracies(directory: Path, config: Config, result: Mapping[str, Any]) -> list[str]:
-    """Those at the end of training, and those of `elle evaluate` where they are of these very weights."""
+    """Those at the end of training, and those of `elle evaluate` where they are of these very weights and images."""
     rows = [(name, _radius(config.eps or 0, config.norm), one) for name, one in result.get("test", {}).items()]
     weights = file_digest(directory / "model.safetensors")
     for file in sorted(directory.glob("evaluation*.json")):  # the last one, and those before it under numbers
@@ -111,9 +111,9 @@ def _accuracies(directory: Path, config: Config, result: Mapping[str, Any]) -> l
     if not rows:
         return ["Not measured."]
     lines = ["| attack | eps | accuracy | 95 % interval | test images |", "|---|---|---|---|---|"]
-    for name, eps, one in dict.fromkeys((name, eps, json.dumps(_plain(one))) for name, eps, one in rows):
+    plain = ((name, "" if name == "clean" else eps, json.dumps(_plain(one))) for name, eps, one in rows)
+    for name, radius, one in dict.fromkeys(plain):
         accuracy, low, high, total = json.loads(one)
-        radius = "" if name == "clean" else eps
         lines.append(f"| {name} | {radius} | {accuracy:.2%} | {low:.2%} to {high:.2%} | {total:,} |")
     return [*lines, "", "An accuracy under attack is an upper bound: a stronger attack may find more."]
 

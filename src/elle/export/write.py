@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from elle.data.image_folder import spread_images
 from elle.data.registry import load_dataset
 from elle.data.resident import to_tensors
-from elle.engine.trained import load_network, load_run
+from elle.engine.trained import load_run
 from elle.errors import InputError, WorkError, nearest
 from elle.export.card import model_card
-from elle.export.formats import FORMATS, Format, quiet
+from elle.export.formats import FORMATS, Format, Header, quiet
 from elle.files import write_text
 
 IMAGES = 32
@@ -39,12 +39,11 @@ def export_run(
     config = trained.config
     test = load_dataset(config.data, root or config.root, image_size=config.image_size).test
     x, _ = to_tensors(spread_images(test, IMAGES), "cpu")
-    _, header = load_network(directory / "model.safetensors")
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.part{form.suffix}")  # some formats insist on their ending
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        compared = _written(form, trained.model, x, header, temporary)
-        text = model_card(directory, form, path.name, trained, header, compared, licence)
+        compared = _written(form, trained.model, x, trained.header, temporary)
+        text = model_card(directory, form, path.name, trained, compared, licence)
         write_text(card, text)
         os.replace(temporary, path)
     except OSError as problem:
@@ -63,7 +62,7 @@ def _check_place(path: Path, card: Path) -> None:
         raise InputError(f"{path} exists and was not written by `elle export`; choose another --out, or remove it")
 
 
-def _written(form: Format, model: nn.Module, x: Tensor, header: dict[str, Any], path: Path) -> dict[str, Any]:
+def _written(form: Format, model: nn.Module, x: Tensor, header: Header, path: Path) -> dict[str, Any]:
     """Write, read back, compare; WorkError where the file does not compute what the network does."""
     try:
         with quiet(), torch.no_grad():
