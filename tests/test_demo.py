@@ -102,7 +102,8 @@ def test_a_dip_is_told(accuracies, dip):
 @pytest.mark.slow
 def test_over_five_seeds_fgsm_collapses_in_four_and_elle_a_in_none(tmp_path):
     summaries = [run_demo(tmp_path / str(seed), seed, quiet=True) for seed in range(5)]
-    fallen = [one["fgsm"] for one in summaries if one["fgsm"]["collapsed"]]
+    fallen = [one for one in summaries if one["fgsm"]["collapsed"]]
     assert len(fallen) >= 4, summaries
     assert not [one for one in summaries if one["elle-a"]["collapsed"]], summaries
-    assert all(one["pgd20_final"] < 0.5 * one["pgd20_best"] and one["single_step"] > 0.9 for one in fallen), summaries
+    assert all(one["fgsm"]["single_step"] > 0.9 for one in fallen), summaries
+    assert all(one["fgsm"]["pgd20_final"] < 0.5 * one["elle-a"]["pgd20_final"] for one in fallen), summaries
