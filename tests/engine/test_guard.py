@@ -382,9 +382,10 @@ def test_a_real_collapse_is_seen_and_undone(tmp_path):
     """FGSM on MNIST's digits at the demo's settings: plain it ends near 0, rolled back it does not."""
     from elle.config import load_config
 
-    words = ["data=mnist5k", "method=fgsm", "seed=1", "device=cpu", "eval_every=0", "final=pgd-20"]
+    words = ["data=mnist5k", "method=fgsm", "seed=0", "device=cpu", "lr=0.05", "eval_every=0", "final=pgd-20"]
     plain = train(load_config([*words, f"out={tmp_path / 'plain'}"]))
     guarded = train(load_config([*words, "on_collapse=rollback", f"out={tmp_path / 'guarded'}"]))
     assert [verdict["kind"] for verdict in plain["verdicts"]][:1] == ["collapse"]
     assert guarded["rollbacks"] >= 1
-    assert plain["test"]["pgd-20"]["accuracy"] < 0.1 < guarded["test"]["pgd-20"]["accuracy"]
+    assert plain["test"]["pgd-20"]["accuracy"] < 0.1
+    assert guarded["test"]["pgd-20"]["accuracy"] > 0.3
