@@ -6,7 +6,6 @@ from torch import nn
 
 from elle.core.attacks import SignStep
 from elle.evaluation import pgd
-from elle.evaluation.autoattack import slots
 from elle.evaluation.mode import evaluation_mode
 from tests.networks import conv_net, images, trained
 
@@ -56,13 +55,6 @@ def test_it_breaks_at_least_what_the_last_points_of_the_same_restarts_break(mode
 @pytest.mark.parametrize("batch", [1, 7, 1000])
 def test_the_batch_size_does_not_matter(model, data, batch):
     assert torch.equal(broken(run(model, data, batch=batch), data[0]), broken(run(model, data), data[0]))
-
-
-@pytest.mark.parametrize("batch", [7, 1000])
-def test_two_pools_break_what_one_breaks(model, data, batch, monkeypatch):
-    one = broken(run(model, data, batch=batch), data[0])
-    monkeypatch.setattr(slots, "pool_count", lambda batch, graph: 2)
-    assert torch.equal(broken(run(model, data, batch=batch), data[0]), one)
 
 
 def test_more_restarts_break_more(model, data):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from elle.evaluation.autoattack import oracle, slots
+from elle.evaluation.autoattack import oracle
 from elle.evaluation.evaluate import assess, evaluate
 from elle.models import batch_norm, first_convolution, head
 from elle.models.registry import build_model
@@ -62,16 +62,6 @@ def test_a_fused_search_breaks_what_one_without_breaks(model, data, name, monkey
         assert found["outside"] == found["unverified"] == 0
         correct.append(found["correct"])
     assert abs(correct[0] - correct[1]) <= 0.01 * len(data[0])
-
-
-@pytest.mark.parametrize("name", ["pgd-10-3", "apgd-t", "fab-t", "square"])
-def test_two_pools_of_slots_break_what_one_breaks(model, data, name, monkeypatch):
-    found = []
-    for pools in (2, 1):
-        monkeypatch.setattr(slots, "_POOLS", pools)
-        found.append(assess(model, *data, f"clean,{name}", EPS, batch=128)["attacks"][name])
-        assert found[-1]["outside"] == found[-1]["unverified"] == 0
-    assert abs(found[0]["correct"] - found[1]["correct"]) <= 0.01 * len(data[0])
 
 
 def test_the_same_seed_gives_the_same_points(model, data):

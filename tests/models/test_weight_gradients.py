@@ -16,10 +16,18 @@ def gradients(layer, x, beside):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": (2, 0)}, {"groups": 2, "stride": (1, 2)}]
+    "settings",
+    [
+        {},
+        {"stride": 2, "padding": 1},
+        {"dilation": 2, "padding": (2, 0)},
+        {"groups": 2, "stride": (1, 2)},
+        {"kernel_size": 1, "stride": (3, 2)},
+        {"kernel_size": 1, "stride": 2, "padding": 1, "groups": 2},
+    ],
 )
 def test_gradients_are_torch_s(settings):
-    layer, x = nn.Conv2d(4, 6, 3, bias=False, **settings), torch.randn(2, 4, 8, 8)
+    layer, x = nn.Conv2d(4, 6, bias=False, **{"kernel_size": 3, **settings}), torch.randn(2, 4, 8, 7)
     for here, there in zip(gradients(layer, x, True), gradients(layer, x, False), strict=True):
         torch.testing.assert_close(here, there)
 

@@ -10,7 +10,7 @@ from elle.core.precision import Precision
 from elle.evaluation.autoattack.norms import Norm
 from elle.evaluation.autoattack.objectives import cross_entropy
 from elle.evaluation.autoattack.oracle import Oracle, constant
-from elle.evaluation.autoattack.slots import Slots, blank, broken_points, pool_count
+from elle.evaluation.autoattack.slots import Slots, blank, broken_points
 from elle.evaluation.units import BATCH
 
 
@@ -19,9 +19,9 @@ class PGD:
 
     def __init__(self, oracle: Oracle, attack: SignStep, x: Tensor, y: Tensor, eps: float, restarts: int) -> None:
         self.oracle, self.attack, self.x, self.y, self.eps = oracle, attack, x, y, eps
-        self.variants, self.questions = restarts, attack.steps
-        # Papers mean the last iterate: there is nothing to look at before it.
-        self.interval = attack.steps
+        # Papers mean the last iterate: there is nothing to look at before it, and one more question is about it.
+        self.variants = restarts
+        self.questions = self.interval = attack.steps + 1
         self._drawn, self._starts = -1, x
 
     def start(self, point: Tensor, variant: Tensor) -> Slots:
@@ -33,16 +33,14 @@ class PGD:
                 self._starts, self._drawn = self.attack.first_point(self.x, self.eps), self._drawn + 1
             chosen = variant == restart
             x_adv[chosen] = self._starts[point[chosen]]
-        if x.is_cuda:  # what was drawn is read on the streams of several pools, and given away by whichever draws next
-            torch.cuda.current_stream(x.device).synchronize()
         return Slots(**blank(x, y, x_adv, self.questions))
 
     def step(self, slots: Slots) -> None:
-        """Step on; the last point is looked at exactly."""
+        """Step on, or judge the last point."""
         answer = self.oracle.ascend(slots.x_adv, lambda logits: cross_entropy(logits, slots.y))
+        slots.note(answer.logits, slots.left == 1, self.oracle.doubt(answer.logits))
         slots.x_adv.copy_(self.attack.next_point(slots.x_adv, answer.gradient, slots.x, self.eps))
         slots.left.sub_(1)
-        slots.note_last(slots.x_adv)
 
 
 def search(
@@ -62,7 +60,6 @@ def search(
     """x_adv [N, ...] for correctly classified x: a point of ball and box that float32 misclassifies, else x."""
     if not x.is_cuda and not compile:
         batch = min(batch, len(x))  # a CPU gains nothing from a second restart before the first has ended
-    compiled_for = batch // pool_count(batch, graph and x.is_cuda) if compile else None
-    oracle = Oracle(model, x.device, precision, compiled_for)
+    oracle = Oracle(model, x.device, precision, batch if compile else None)
     with constant(model), torch.no_grad():
         return broken_points(PGD(oracle, attack, x, y, eps, restarts), oracle, x, eps, norm, batch, graph)

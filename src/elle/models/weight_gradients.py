@@ -121,6 +121,10 @@ class _Convolution(Function):
         if first:
             return first_convolution.convolved(x, weight)
         stride, padding, dilation, groups = settings
+        if weight.shape[2:] == (1, 1) and padding == (0, 0) and not torch.backends.cudnn.benchmark:
+            # Not allowed to try its kernels, cuDNN takes one for strides that lays all of x out anew: 0.4 ms of the 3.3
+            # that a forward of 1,024 images takes in PreActResNet18.
+            x, stride = x[:, :, :: stride[0], :: stride[1]], (1, 1)
         return torch.conv2d(x, weight, None, stride, padding, dilation, groups)
 
     @staticmethod

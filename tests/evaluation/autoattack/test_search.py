@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from elle.errors import InputError
-from elle.evaluation.autoattack import ORDER, Budget, adaptations, reference, search, slots
+from elle.evaluation.autoattack import ORDER, Budget, adaptations, reference, search
 from elle.evaluation.autoattack.norms import length
 from tests.networks import bfloat16_autocast, conv_net, images
 
@@ -59,29 +59,6 @@ def test_the_size_of_the_batch_does_not_matter(digits_net, name):
         search(name, model, x[:20], y[:20], 0.1, classes=10, seed=0, batch=batch, budget=budget) for batch in (6, 500)
     ]
     assert torch.equal(*(changed(x[:20], x_adv) for x_adv in results))
-
-
-@pytest.mark.parametrize("batch", [6, 500])
-@pytest.mark.parametrize("name", ORDER)
-def test_two_pools_break_what_one_breaks(digits_net, name, batch, monkeypatch):
-    model, x, y = digits_net
-    budget = Budget(steps=20, queries=60, targets=3)
-
-    def broken():
-        found = search(name, model, x[:20], y[:20], 0.1, classes=10, seed=0, batch=batch, budget=budget)
-        return changed(x[:20], found)
-
-    one, looked_at = broken(), set()
-    go_on = slots._Pool.go_on
-    monkeypatch.setattr(slots._Pool, "go_on", lambda pool: looked_at.add(pool) or go_on(pool))
-    monkeypatch.setattr(slots, "pool_count", lambda batch, graph: 2)
-    assert torch.equal(broken(), one)
-    assert len(looked_at) == 2
-    assert 0 < one.sum() < 20, "everything or nothing is broken: the test shows nothing"
-
-
-def test_slots_are_in_two_pools_in_graphs_alone():
-    assert [slots.pool_count(batch, graph) for batch, graph in ((1024, True), (1, True), (1024, False))] == [2, 1, 1]
 
 
 def test_more_restarts_and_targets_break_what_fewer_break_and_more(digits_net):

@@ -15,7 +15,7 @@ from elle.evaluation.autoattack.apgd import APGD
 from elle.evaluation.autoattack.fab import FAB
 from elle.evaluation.autoattack.norms import Norm
 from elle.evaluation.autoattack.oracle import Oracle, constant
-from elle.evaluation.autoattack.slots import Attack, broken_points, pool_count
+from elle.evaluation.autoattack.slots import Attack, broken_points
 from elle.evaluation.autoattack.square import Square
 
 ORDER = ("apgd-ce", "apgd-t", "fab-t", "square")
@@ -73,8 +73,7 @@ def search(
     if len(x) == 0:
         return x.clone()
     slots = batch * (_WITHOUT_GRADIENT if name == "square" else 1)
-    compiled_for = slots // pool_count(slots, graph and x.is_cuda) if compile else None
-    oracle = Oracle(model, x.device, precision, compiled_for)
+    oracle = Oracle(model, x.device, precision, slots if compile else None)
     with constant(model), torch.no_grad():
         attack = make_attack(name, oracle, x, y, eps, norm, classes, seed, budget)
         return broken_points(attack, oracle, x, eps, norm, slots, graph)
