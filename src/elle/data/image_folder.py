@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from elle.data.folder import FolderSplit, index_folder
 from elle.data.phases import Phase, Timetable
-from elle.data.sources import ImageSet, Split
+from elle.data.sources import ImageSet, Split, spread_images
 from elle.errors import InputError, WorkError
 
 if TYPE_CHECKING:
@@ -66,6 +66,9 @@ class FolderImages(Split):
             x[task.files] = batch.x.transpose(0, 3, 1, 2)
         return x
 
+    def first(self, count: int) -> FolderImages:
+        return self.part(np.arange(count))
+
     def part(self, numbers: npt.NDArray[np.int64]) -> FolderImages:
         files = FolderSplit([self.files.paths[k] for k in numbers], self.files.y[numbers])
         return FolderImages(files, self.size, self.workers)
@@ -113,27 +116,6 @@ def enough_images(data: Split) -> npt.NDArray[np.uint8]:
     if isinstance(data, FolderImages) and _streamed(data, "auto"):
         return spread_images(data, _MEASURED).x
     return data.x
-
-
-def spread_images(data: Split, count: int) -> Split:
-    """So many images, or all, spread over the set, which may be sorted by class; no others are decoded."""
-    numbers = np.unique(np.linspace(0, len(data) - 1, count).astype(np.int64))
-    return data.part(numbers)
-
-
-def some_images(data: Split, count: int | None) -> tuple[Split, npt.NDArray[np.int64]]:
-    """The first `count` images, or all, and their numbers; no others are decoded.
-
-    Of a set that lies class by class, so many spread over it: the first ones would be of its first class alone.
-    """
-    total = len(data)
-    if count is None or count >= total:
-        return data, np.arange(total)
-    by_class = np.count_nonzero(np.diff(data.y)) == len(np.unique(data.y)) - 1
-    numbers = np.arange(count) * total // count if by_class else np.arange(count)
-    if not by_class and not isinstance(data, FolderImages):
-        return Split(data.x[:count], data.y[:count]), numbers  # a view: the layout in memory decides the last bits
-    return data.part(numbers), numbers
 
 
 def _short_sides(split: FolderSplit) -> list[int]:
