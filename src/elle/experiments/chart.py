@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elle.experiments.axis import Axis, linear_axis, log_axis
-from elle.experiments.svg import COLOURS, GLYPH, INKS, ROW, WIDTH, escape, picture, text_at
+from elle.experiments.svg import COLOURS, GLYPH, ROW, WIDTH, escape, picture, rule, text_at
 
 DASHES = ("", "7 3", "2 2.5", "9 3 2 3", "4 2")
 MARKERS = (
@@ -197,10 +197,6 @@ def _fit(text: str, width: float) -> str:
     return text if len(text) <= room else text[: room - 1].rstrip() + "\u2026"
 
 
-def _rule(kind: str, path: str, extra: str = "") -> str:
-    return f'<path class="{kind}" stroke="{INKS[kind]}" d="{path}"{extra}/>'
-
-
 def _line(index: int, points: Sequence[Point]) -> str:
     """One unbroken stretch; a lone point is left to its marker."""
     colour, dash = index % len(COLOURS), DASHES[(index + index // len(COLOURS)) % len(DASHES)]
@@ -230,19 +226,19 @@ def _dots(chart: Chart, plot: Plot, index: int, name: str, runs: Runs) -> list[s
 
 
 def _axis_label(label: str, axis: Axis) -> str:
-    return _fit(f"{label} ({axis.factor})" if axis.factor else label, WIDTH - 8)
+    return _fit(axis.titled(label), WIDTH - 8)
 
 
 def _frame(plot: Plot) -> list[str]:
     """Grid and ticks."""
     parts = []
     for tick, label in zip(plot.y_axis.ticks, plot.y_axis.labels, strict=True):
-        parts.append(_rule("grid", f"M{plot.left:.1f} {plot.y(tick):.1f}H{plot.right:.1f}"))
+        parts.append(rule("grid", f"M{plot.left:.1f} {plot.y(tick):.1f}H{plot.right:.1f}"))
         parts.append(text_at(plot.left - 7, plot.y(tick) + 4.5, label, "end", "soft"))
     for tick, label in zip(plot.x_axis.ticks, plot.x_axis.labels, strict=True):
-        parts.append(_rule("axis", f"M{plot.x(tick):.1f} {plot.bottom:.1f}v5"))
+        parts.append(rule("axis", f"M{plot.x(tick):.1f} {plot.bottom:.1f}v5"))
         parts.append(text_at(plot.x(tick), plot.bottom + 19, label, "middle", "soft"))
-    parts.append(_rule("axis", f"M{plot.left:.1f} {plot.bottom:.1f}H{plot.right:.1f}"))
+    parts.append(rule("axis", f"M{plot.left:.1f} {plot.bottom:.1f}H{plot.right:.1f}"))
     return parts
 
 
@@ -268,7 +264,7 @@ def _marks(placed: Sequence[Mark], plot: Plot) -> list[str]:
     rules, texts = [], []
     for x, centre, row, label in placed:
         y = plot.top - 16 - row * ROW
-        rules.append(_rule("mark", f"M{x:.1f} {y + 5:.1f}V{plot.bottom:.1f}", ' stroke-dasharray="3 3"'))
+        rules.append(rule("mark", f"M{x:.1f} {y + 5:.1f}V{plot.bottom:.1f}", ' stroke-dasharray="3 3"'))
         texts.append(text_at(centre, y, label, "middle", "mark"))
     return rules + texts
 
