@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_lists", "cli_options", "cli_recipes", "cli_sweep",
-        "config", "data", "demo", "engine", "errors", "evaluation", "experiments", "printing", "progress",
+        "config", "data", "demo", "engine", "errors", "experiments", "printing", "progress",
         "scalars", "version", "watch",
     },
     "__init__": {"core", "engine", "evaluation", "methods", "plugin", "version"},
