@@ -33,6 +33,11 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def hardware_name(device: torch.device) -> str:
+    """What a time was measured on: the GPU's name, or `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
 def pick_precision(name: str, device: torch.device) -> Precision:
     """`auto` is fp16 on a GPU and fp32 on a CPU; a TF32 that the device lacks is refused."""
     if name == "auto":
