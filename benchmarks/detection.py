@@ -30,10 +30,9 @@ from typing import Any
 from detection_runs import CIFAR10, EMBEDDED, SET_ON, make_run, name_of, run_all
 from results import result_file
 
-from elle.engine.checkpoint import read_lines
 from elle.engine.monitor import Monitor, Reading, Verdict, collapsed_readings
 from elle.errors import InputError, WorkError
-from elle.files import write_json
+from elle.files import read_lines, write_json
 
 KINDS = ("collapsing", "temporary", "never robust", "healthy")
 
