@@ -74,7 +74,7 @@ class FolderImages(Split):
         return FolderImages(files, self.size, self.workers)
 
 
-def folder_set(root: Path, image_size: int | None = None, workers: int | None = None) -> ImageSet:
+def folder_set(root: Path, image_size: int | None, workers: int | None) -> ImageSet:
     """The images below root/train and root/val or root/test; without those, a tenth of each class is the test.
 
     Without `image_size` it is IMAGE_SIZE, or the size of the largest of some images where all are smaller.
@@ -106,7 +106,7 @@ def _held_out(y: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def imagenet(root: Path, image_size: int | None = None, workers: int | None = None) -> ImageSet:
+def imagenet(root: Path, image_size: int | None, workers: int | None) -> ImageSet:
     """ImageNet, or some of its classes, as train/nXXXXXXXX/*.JPEG and val/nXXXXXXXX/*.JPEG in root."""
     return folder_set(root, image_size or IMAGE_SIZE, workers)
 

@@ -45,7 +45,7 @@ class Job:
     attack: str
     settings: Settings
     count: int
-    keep: bool = False
+    keep: bool
 
 
 def assess_run(
