@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from elle.core.precision import Precision
-from elle.engine.signals import handling
 from elle.errors import InputError, stopped_by
 from elle.evaluation.capture import CannotCapture, Captured
+from elle.signals import handling
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
