@@ -54,6 +54,7 @@ class Chart:
 
 
 Point = tuple[float, float]
+Edge = tuple[float, float, float]  # x, and a band's lower and upper end there
 Runs = list[list[Point]]  # the stretches of a line between its gaps
 Labels = dict[str, tuple[int, Runs]]  # what the legend says -> the style and the line it speaks of
 
@@ -84,22 +85,19 @@ def draw(chart: Chart, names: Sequence[str] = ()) -> str:
     order = list(dict.fromkeys([*names, *(series.name for series in chart.series)]))
     lines = [(order.index(series.name), series.name, _runs(series, chart.log)) for series in chart.series]
     marks = [(x, label) for at, label in chart.marks if (x := _number(at)) is not None]
-    points = [point for _, _, runs in lines for run in runs for point in run]
+    bands = [
+        (order.index(series.name), _edges(series, chart.percent))
+        for series in chart.series
+        if series.spread and not chart.log
+    ]
     labels: Labels = {}
     for index, name, runs in lines:
         labels.setdefault(name if runs else f"{name} (none)", (index, runs))
     longest = max(map(len, labels), default=0)
     direct = longest <= MAX_NAME and len(labels) <= MAX_NAMES
 
-    xs = [x for x, _ in points] + [x for x, _ in marks]
-    bands = [
-        (order.index(series.name), _edges(series, chart.percent))
-        for series in chart.series
-        if series.spread and not chart.log
-    ]
-    ys = [y for _, y in points] + [y for _, edges in bands for point in edges for y in point[1:]]
-    x_axis = linear_axis(xs, tight=True, whole=all(x.is_integer() for x in xs))
-    y_axis = log_axis(ys, chart.percent) if chart.log else linear_axis(ys, percent=chart.percent)
+    points = [point for _, _, runs in lines for run in runs for point in run]
+    x_axis, y_axis = _axes(chart, points, [edge for _, edges in bands for edge in edges], [x for x, _ in marks])
     left = max(map(len, y_axis.labels)) * GLYPH + 12
     right = WIDTH - (longest * GLYPH + 14 if direct and labels else 24)
     y_label = _axis_label(chart.y_label, y_axis)
@@ -117,6 +115,14 @@ def draw(chart: Chart, names: Sequence[str] = ()) -> str:
         body.append(text_at((left + right) / 2, plot.bottom - PLOT_HEIGHT / 2, "no values", "middle", "soft"))
     described = "; ".join(_summary(chart, name, runs) for _, name, runs in lines)
     return picture(chart.title, described, height, filter(None, body))
+
+
+def _axes(chart: Chart, points: Sequence[Point], edges: Sequence[Edge], marks: Sequence[float]) -> tuple[Axis, Axis]:
+    """Both axes, with room for lines, bands and marks."""
+    xs = [*(x for x, _ in points), *marks]
+    ys = [*(y for _, y in points), *(y for _, low, high in edges for y in (low, high))]
+    y_axis = log_axis(ys, chart.percent) if chart.log else linear_axis(ys, percent=chart.percent)
+    return linear_axis(xs, tight=True, whole=all(x.is_integer() for x in xs)), y_axis
 
 
 def _number(value: float | None) -> float | None:
@@ -140,9 +146,6 @@ def _runs(series: Series, log: bool) -> Runs:
         else:
             runs[-1].append((x, y))
     return [run for run in runs if run]
-
-
-Edge = tuple[float, float, float]  # x, and the band's lower and upper end there
 
 
 def _edges(series: Series, percent: bool) -> list[Edge]:
