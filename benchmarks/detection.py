@@ -28,10 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from detection_runs import CIFAR10, EMBEDDED, SET_ON, make_run, name_of, run_all
+from results import result_file
 
-from elle.engine.checkpoint import read_lines
 from elle.engine.monitor import Monitor, Reading, Verdict, collapsed_readings
 from elle.errors import InputError, WorkError
+from elle.files import read_lines, write_json
 
 KINDS = ("collapsing", "temporary", "never robust", "healthy")
 
@@ -251,10 +252,8 @@ def main() -> None:
             print_row(row)
     print(json.dumps(summary(rows)))
     if args.save:
-        from results import result_file
-
         path = result_file("detection")
-        path.write_text(json.dumps({"summary": summary(rows), "runs": rows}, indent=2) + "\n")
+        write_json(path, {"summary": summary(rows), "runs": rows})
         print(path)
 
 

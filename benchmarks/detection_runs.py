@@ -21,6 +21,7 @@ from elle.engine.loop import Run, Watcher
 from elle.engine.probe import GraphedLook
 from elle.evaluation.mode import evaluation_mode, is_wrong
 from elle.evaluation.names import parse_attacks
+from elle.files import append_line, read_lines, write_lines, write_text
 
 # Words of each run; the name is made of them. The monitor's rule was set looking at these:
 SEEN = [
@@ -112,17 +113,17 @@ def make_run(words: str, runs: Path, root: str | None, images: int, device: str)
 
     def stepped(step: int) -> None:
         if run.guard.due():
-            checkpoint.append_line(told, {"step": step} | truth.look())
+            append_line(told, {"step": step} | truth.look())
 
     run = Run(config.resolved(), directory, Watcher(stepped=stepped))
     truth = Truth(run, images)
     with checkpoint.RunLock(directory):
         if cut := checkpoint.checkpoints(directory):
             run.resume(cut[-1])
-            checkpoint.write_lines(told, [one for one in checkpoint.read_lines(told) if one["step"] <= run.done])
+            write_lines(told, [one for one in read_lines(told) if one["step"] <= run.done])
         else:
             told.unlink(missing_ok=True)
-            checkpoint.write_atomically(directory / "config.toml", run.config.to_toml().encode())
+            write_text(directory / "config.toml", run.config.to_toml())
         run.finish()
     # The numbers are what the benchmark keeps; fifty networks would fill a disk.
     shutil.rmtree(directory / "checkpoints")

@@ -28,6 +28,7 @@ from elle.config import Config, given, parse_config
 from elle.data.phases import Phase, Timetable
 from elle.engine.loop import Watcher, train
 from elle.experiments.recipe import load_recipe
+from elle.files import write_json
 
 EPOCHS = (6, 3, 2)
 
@@ -119,7 +120,7 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = rehearse(args, Path(folder))
     if args.save:
-        result_file("imagenet").write_text(json.dumps(result, indent=2) + "\n")
+        write_json(result_file("imagenet"), result)
     print(json.dumps(result))
 
 

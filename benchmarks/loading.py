@@ -19,7 +19,8 @@ from results import result_file
 
 from elle.data.registry import find_dataset, load_dataset
 from elle.data.resident import Resident
-from elle.engine.runtime import pick_device
+from elle.engine.runtime import hardware_name, pick_device
+from elle.files import write_json
 
 
 def seconds(name: str, root: str, device: torch.device) -> tuple[float, float]:
@@ -51,7 +52,7 @@ def main() -> None:
         print(f"round {number}: {read:.2f} s to arrays, {copied:.2f} s to {device}")
     record = {
         "data": args.data,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": hardware_name(device),
         "torch": torch.__version__,
         "first_seconds": round(sum(rounds[0]), 3),
         "median_seconds": round(statistics.median(sum(one) for one in rounds[1:]), 3),
@@ -59,7 +60,7 @@ def main() -> None:
     }
     print(json.dumps(record))
     if args.save:
-        result_file("loading").write_text(json.dumps(record, indent=2) + "\n")
+        write_json(result_file("loading"), record)
 
 
 if __name__ == "__main__":

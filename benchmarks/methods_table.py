@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from results import FOLDER
+from results import FOLDER, H200
 from results_table import placed
 
 from elle.config import format_radius
@@ -25,7 +25,6 @@ from elle.experiments.recipe import Expected, load_recipe
 from elle.files import write_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
-GPU = "nvidia-h200-torch2.11.0"
 STEPS = 382
 """Of an epoch: 48,976 images in batches of 128."""
 RECIPES = ("table-2", "figure-1", "figure-5", "table-3")
@@ -35,7 +34,7 @@ Row = dict[str, Any]
 
 
 def read(name: str) -> list[Row]:
-    content = json.loads((FOLDER / f"{name}-{GPU}.json").read_text())
+    content = json.loads((FOLDER / f"{name}-{H200}.json").read_text())
     rows: list[Row] = content.get("runs") or content["rows"]
     return rows
 

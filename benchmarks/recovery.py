@@ -19,8 +19,7 @@ from typing import Any
 
 from results import result_file
 
-from elle.engine.checkpoint import read_lines
-from elle.files import write_json
+from elle.files import read_lines, write_json
 
 SHORT = ["epochs=5", "eval_every=0", "final=clean"]
 BY_TURNS = {"monitor-0": [], "no-monitor-0": ["probe_every=0"], "monitor-1": [], "no-monitor-1": ["probe_every=0"]}

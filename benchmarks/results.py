@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import torch
 
+from elle.cli_bench import measured_with
+from elle.engine.runtime import hardware_name, pick_device
+
 FOLDER = Path(__file__).parent / "results"
+H200 = measured_with("NVIDIA H200", "2.11.0")
+"""Of the files that the tables in docs/ are made from."""
 
 
 def result_file(name: str, device: str | None = None, version: str = torch.__version__) -> Path:
     """For what was measured on this device with this torch, or on the ones named."""
-    device = device or (torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
-    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    return FOLDER / f"{name}-{slug}-torch{version.split('+')[0]}.json"
+    return FOLDER / f"{name}-{measured_with(device or hardware_name(pick_device('auto')), version)}.json"

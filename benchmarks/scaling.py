@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+from results import FOLDER, H200
+
 GPUS = (2, 4, 8, 16, 32, 64)
 NVLINK = 350e9
 """Bytes a second of an all-reduce inside a machine of 8 (bus bandwidth); 450e9 is the link's own."""
@@ -74,7 +74,7 @@ def cases() -> list[Case]:
 
 def measured(model: str, method: str) -> float:
     """Seconds of a step on one GPU, of `elle bench`."""
-    rows = json.loads((RESULTS / f"bench-{model}-nvidia-h200-torch2.11.0.json").read_text())["rows"]
+    rows = json.loads((FOLDER / f"bench-{model}-{H200}.json").read_text())["rows"]
     (milliseconds,) = (row["ms"] for row in rows if row["method"] == method)
     return float(milliseconds) / 1000
 

@@ -27,6 +27,8 @@ from results import result_file
 from elle.data.folder import FolderSplit
 from elle.data.streaming import Streaming
 from elle.data.workers import usable_workers
+from elle.engine.runtime import hardware_name, pick_device
+from elle.files import write_json
 
 
 def write_photographs(folder: Path, count: int) -> FolderSplit:
@@ -110,7 +112,7 @@ def main() -> None:
         "batch": args.batch,
         "workers": args.workers,
         "cores": len(os.sched_getaffinity(0)),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "device": hardware_name(pick_device("auto")),
         "floor_images_per_second": round(lowest),
         "loader_images_per_second": round(rate),
         "share_of_floor": round(statistics.median(shares), 3),
@@ -119,8 +121,7 @@ def main() -> None:
         "cached_images_per_second": round(cached),
     }
     if args.save:
-        path = result_file("streaming")
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        write_json(result_file("streaming"), result)
     print(json.dumps(result))
 
 

@@ -12,6 +12,7 @@ SOURCE = Path(elle.__file__).parent
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "errors": set(),
+    "signals": set(),
     "files": {"errors"},
     "core": set(),
     "data": {"errors", "version"},
@@ -21,8 +22,8 @@ ALLOWED: dict[str, set[str]] = {
     "methods": {"core", "errors", "published"},
     "config": {"core", "data", "errors", "published"},
     "evaluation": {"core", "errors", "files", "models", "version"},
-    "experiments": {"config", "core", "errors", "files", "methods"},
-    "engine": {"config", "core", "data", "errors", "evaluation", "files", "methods", "models", "version"},
+    "experiments": {"config", "core", "errors", "files", "methods", "signals"},
+    "engine": {"config", "core", "data", "errors", "evaluation", "files", "methods", "models", "signals", "version"},
     "export": {"config", "data", "engine", "errors", "files", "version"},
     "progress": {"config", "engine"},
     "scalars": {"config", "engine", "errors", "files"},
@@ -42,14 +43,14 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_lists", "cli_options", "cli_recipes", "cli_sweep",
-        "config", "data", "demo", "engine", "errors", "evaluation", "experiments", "printing", "progress",
+        "config", "data", "demo", "engine", "errors", "experiments", "printing", "progress",
         "scalars", "version", "watch",
     },
     "__init__": {"core", "engine", "evaluation", "methods", "plugin", "version"},
     "__main__": {"cli"},
 }  # fmt: skip
 WITHOUT_TORCH = {
-    "version", "errors", "files", "published", "config", "experiments", "demo", "progress", "printing",
+    "version", "errors", "signals", "files", "published", "config", "experiments", "demo", "progress", "printing",
     "watch", "scalars", "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_lists", "cli_options",
     "cli_recipes", "cli_sweep", "cli", "__init__",
 }  # fmt: skip

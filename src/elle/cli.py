@@ -11,11 +11,11 @@ import typer
 
 from elle import cli_bench, cli_evaluation, cli_export, cli_lists, cli_recipes, cli_sweep
 from elle.cli_data import app as data_app
-from elle.cli_options import AsJson, Device, Eps, Limit, Root, RunDirectory
-from elle.config import KEYS, Config, load_config, parse_words, radius_option
+from elle.cli_options import AsJson, Device, Root
+from elle.config import KEYS, Config, load_config, parse_words
 from elle.data.registry import find_dataset
 from elle.errors import InputError, Interrupted, WorkError, check_file_name, leave, tell
-from elle.printing import print_accuracies, print_json, print_table
+from elle.printing import print_accuracies, print_json
 from elle.version import __version__
 
 app = typer.Typer(
@@ -239,54 +239,7 @@ app.command("show-schedule")(cli_recipes.show_schedule)
 app.command()(cli_recipes.tune)
 app.command()(cli_bench.bench)
 app.command()(cli_export.export)
-
-
-@app.command()
-def metrics(
-    directory: RunDirectory,
-    metric: Annotated[str, typer.Option(help="Which ones, with commas, or all.")] = "all",
-    eps: Eps = None,
-    limit: Limit = None,
-    root: Root = None,
-    device: Device = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Of the random points.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Measure how linear a network's loss is around test images.
-
-    Example: elle metrics runs/digits-elle-a-eps0.2-seed0 --metric error,misalignment
-    """
-    from elle.evaluation.metrics import METRICS, linearity_metrics, parse_metrics
-
-    parse_metrics(metric)
-    trained, x, y, radius = _trained(directory, eps, limit, root, device)
-    from elle.evaluation.units import fitting_batch
-
-    batch, norm = fitting_batch(500, x[0, 0].numel()), trained.config.norm
-    result = linearity_metrics(trained.model, x, y, radius, metric=metric, norm=norm, batch=batch, seed=seed)
-    if as_json:
-        print_json({"eps": radius, "norm": trained.config.norm, "seed": seed, "metrics": result})
-        return
-    columns = ["mean", "std", "q05", "q50", "q95"]
-    rows = [
-        [name, *(f"{one.get(key, float('nan')):.3g}" for key in columns), str(one["undefined"]), METRICS[name][0]]
-        for name, one in result.items()
-    ]
-    print_table(["metric", *columns, "undefined", "what it is"], rows)
-
-
-def _trained(directory: Path, eps: str | None, limit: int | None, root: str | None, device: str) -> Any:
-    from elle.engine.runtime import pick_device
-    from elle.engine.trained import load_run
-
-    trained = load_run(directory, pick_device(device))
-    radius = trained.config.resolved().eps
-    if eps is not None:
-        radius = radius_option(eps, trained.config.norm)
-    x, y = trained.test_images(root, limit)
-    return trained, x, y, radius
-
-
+app.command()(cli_evaluation.metrics)
 app.command()(cli_lists.methods)
 app.command()(cli_lists.models)
 app.command()(cli_lists.datasets)

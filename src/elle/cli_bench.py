@@ -47,7 +47,7 @@ def bench(
     import torch
 
     from elle.engine.bench import Setting, measure, with_ratios
-    from elle.engine.runtime import pick_device, pick_precision, prepare_device
+    from elle.engine.runtime import hardware_name, pick_device, pick_precision, prepare_device
     from elle.methods import METHODS, find_method
     from elle.models.registry import MODELS
 
@@ -67,7 +67,7 @@ def bench(
         print(f"measuring {name}", file=sys.stderr)
         rows.append(measure(name, setting, profile))
     result = {
-        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        "device": hardware_name(where),
         "torch": torch.__version__,
         "precision": kind,
         "model": model,
@@ -119,15 +119,19 @@ def _check_folder(folder: Path) -> None:
         raise InputError(f"--out {folder} cannot be a folder: {problem.strerror}; choose another") from None
 
 
+def measured_with(device: str, torch_version: str) -> str:
+    """The end of a result file's name: nvidia-h200-torch2.11.0."""
+    return f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}-torch{torch_version.split('+')[0]}"
+
+
 def _write(folder: Path, result: dict[str, Any]) -> list[Path]:
     """bench-NETWORK-DEVICE-torchVERSION.json and .svg."""
     from elle.experiments.stacked_bars import StackedBars, draw_stacked_bars
     from elle.files import write_json, write_text
 
-    device = re.sub(r"[^a-z0-9]+", "-", result["device"].lower()).strip("-")
     told = (("memory", "auto", ""), ("penalty", "trained", ""), ("fused", "auto", "fused-"))
     changed = [before + result[key].replace(" ", "-") for key, usual, before in told if result[key] != usual]
-    name = "-".join(["bench", result["model"], *changed, device, f"torch{result['torch'].split('+')[0]}"])
+    name = "-".join(["bench", result["model"], *changed, measured_with(result["device"], result["torch"])])
     files = [folder / f"{name}.json", folder / f"{name}.svg"]
     rows = result["rows"]
     figure = StackedBars(

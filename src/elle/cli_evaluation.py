@@ -1,4 +1,4 @@
-"""`elle evaluate`, `elle compare`, `elle show`: parse and dispatch."""
+"""`elle evaluate`, `elle compare`, `elle show`, `elle metrics`: parse and dispatch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from elle.cli_options import AsJson, Device, Eps, Limit, Root
-from elle.config import format_radius, radius_option
+from elle.cli_options import AsJson, Device, Eps, Limit, Root, RunDirectory
+from elle.config import format_radius, given, radius_option
 from elle.errors import InputError, check_file_name, nearest
 from elle.printing import print_accuracies, print_json, print_table
 
@@ -175,6 +175,43 @@ def show(
     path = out or source.place / "adversarial.png"
     draw(rows, radius, subject.classes, path)
     print(f"eps {format_radius(radius)}: {path}")
+
+
+def metrics(
+    directory: RunDirectory,
+    metric: Annotated[str, typer.Option(help="Which ones, with commas, or all.")] = "all",
+    eps: Eps = None,
+    limit: Limit = None,
+    root: Root = None,
+    device: Device = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Of the random points.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how linear a network's loss is around test images.
+
+    Example: elle metrics runs/digits-elle-a-eps0.2-seed0 --metric error,misalignment
+    """
+    from elle.engine.runtime import pick_device
+    from elle.engine.trained import load_run
+    from elle.evaluation.metrics import METRICS, linearity_metrics, parse_metrics
+    from elle.evaluation.units import fitting_batch
+
+    parse_metrics(metric)
+    trained = load_run(directory, pick_device(device))
+    norm = trained.config.norm
+    radius = given(trained.config.resolved().eps) if eps is None else radius_option(eps, norm)
+    x, y = trained.test_images(root, limit)
+    batch = fitting_batch(500, x[0, 0].numel())
+    result = linearity_metrics(trained.model, x, y, radius, metric=metric, norm=norm, batch=batch, seed=seed)
+    if as_json:
+        print_json({"eps": radius, "norm": norm, "seed": seed, "metrics": result})
+        return
+    columns = ["mean", "std", "q05", "q50", "q95"]
+    rows = [
+        [name, *(f"{one.get(key, float('nan')):.3g}" for key in columns), str(one["undefined"]), METRICS[name][0]]
+        for name, one in result.items()
+    ]
+    print_table(["metric", *columns, "undefined", "what it is"], rows)
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -75,17 +75,10 @@ def sweep(
     with FolderLock(folder, ".sweep.lock"):
         items = plan(configs, folder)
         write_manifest(folder, str(Path(recipe).absolute()) if recipe.endswith(".toml") else recipe, items)
-        executor = (
-            _ray(
-                address or "auto",
-                1 if cpus_per_run is None else cpus_per_run,
-                gpus_per_run,
-                3 if retries is None else retries,
-                jobs,
-            )
-            if on == "ray"
-            else _local(jobs or len(places) or 1, places)
-        )
+        if on == "ray":
+            executor = _ray(address, cpus_per_run, gpus_per_run, retries, jobs)
+        else:
+            executor = _local(jobs, places)
         _carry_out(items, executor, folder, store, to_stderr=as_json)
     if as_json:
         print_json(_rows(items))
@@ -139,16 +132,19 @@ def _object_path(out: str | None) -> ObjectPath | None:
     return ObjectPath(out)
 
 
-def _local(slots: int, gpus: list[int]) -> Executor:
+def _local(jobs: int | None, gpus: list[int]) -> Executor:
     from elle.experiments.local import LocalExecutor
 
-    return LocalExecutor(slots, gpus)
+    return LocalExecutor(jobs or len(gpus) or 1, gpus)
 
 
-def _ray(address: str, cpus: float, gpus: float | None, retries: int, jobs: int | None) -> Executor:
+def _ray(
+    address: str | None, cpus: float | None, gpus: float | None, retries: int | None, jobs: int | None
+) -> Executor:
     from elle.experiments.ray_cluster import RayExecutor
 
-    return RayExecutor(address, cpus=cpus, gpus=gpus, retries=retries, slots=jobs)
+    cpus, retries = 1 if cpus is None else cpus, 3 if retries is None else retries
+    return RayExecutor(address or "auto", cpus=cpus, gpus=gpus, retries=retries, slots=jobs)
 
 
 def _check_place(on: str, gpus: str | None, of_cluster: list[str]) -> None:

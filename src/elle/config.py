@@ -201,10 +201,9 @@ class Config(BaseModel):
                 f"leave it out, or train with {self.method}+elle-a"
             )
         if self.weight is None and penalty in dataset.weights:
-            weight = dataset.weights[penalty]
             eps = table_radius(open_keys["eps"] if self.eps is None else self.eps, self.norm)
             own = penalty_weight(self.method, self.data, eps, self.model or dataset.defaults["model"] or "")
-            open_keys["weight"] = own or (weight(eps, schedule) if callable(weight) else weight)
+            open_keys["weight"] = own or dataset.weight(penalty, eps, schedule)
         return parse_config(self.model_dump() | open_keys)
 
     def differences(self, other: Config) -> list[str]:

@@ -22,9 +22,8 @@ from elle.errors import InputError, WorkError
 from elle.experiments.chart import Chart, Series
 from elle.experiments.page import Table as PageTable
 from elle.experiments.page import write_page
-from elle.experiments.rundir import read_lines
 from elle.experiments.training import stop_with_parent
-from elle.files import FolderLock
+from elle.files import FolderLock, read_lines
 
 NAMES = {"fgsm": "FGSM", "elle-a": "ELLE-A"}
 """What a reader is told of each method."""

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, BinaryIO, Self, TextIO
 
 from elle.errors import InputError, WorkError
 
@@ -44,6 +44,49 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """A JSON file, in one step."""
     write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def append_line(path: Path, value: Any) -> None:
+    """One more JSON line at the end of a file; what a full disk has left of the line before is cut off."""
+    try:
+        with open(path, "ab+") as file:
+            _cut_torn_line(file)
+            file.write(json.dumps(value).encode() + b"\n")
+    except OSError as problem:
+        raise not_written(path, problem) from None
+
+
+def _cut_torn_line(file: BinaryIO) -> None:
+    """Leave whole lines; `file` is open to read and append."""
+    if file.tell():
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def write_lines(path: Path, values: list[Any]) -> None:
+    """A file with one JSON value a line, atomically."""
+    write_atomically(path, "".join(json.dumps(value) + "\n" for value in values).encode())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of such a file, none where there is no file; a last line without its end is still being written."""
+    if not path.exists():
+        return []
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")  # bytes that are no text will not be JSON either
+    except OSError as problem:
+        raise InputError(f"{path} cannot be read: {problem.strerror}; repair that, or leave that run out") from None
+    values: list[Any] = []
+    for number, line in enumerate(text.split("\n")[:-1], 1):
+        try:
+            values.append(json.loads(line))
+        except ValueError:
+            values.append(None)
+        if not isinstance(values[-1], dict):
+            raise InputError(f"{path} is damaged in line {number}; take that line out, then run it again")
+    return values
 
 
 def file_digest(path: Path) -> str:

@@ -131,20 +131,19 @@ class Method:
 
     def with_penalty(self, penalty: str) -> Method:
         """This method with ELLE or ELLE-A added to its loss."""
-        rules: dict[str, Constant | OnOff] = {"elle": Constant(1_000), "elle-a": OnOff(4_000)}
         return dataclasses.replace(
             self,
             name=f"{self.name}+{penalty}",
             paper="2401.11618",
             cost=self.cost + _TRIPLET_COST,
             regulariser=triplet_error,
-            weight=rules[penalty],
-            collapse=_WITH_PENALTY.get(f"{self.name}+{penalty}", "not reported"),
+            weight=_PENALTIES[penalty],
+            collapse=_REPORTED_WITH_PENALTY.get(f"{self.name}+{penalty}", "not reported"),
         )
 
 
-PENALTIES = ("elle", "elle-a")
-_WITH_PENALTY = {
+_PENALTIES: dict[str, Constant | OnOff] = {"elle": Constant(1_000), "elle-a": OnOff(4_000)}
+_REPORTED_WITH_PENALTY = {
     "fgsm+elle": "no, for the weights chosen",
     "fgsm+elle-a": "no",
     "n-fgsm+elle-a": "no",
@@ -154,8 +153,6 @@ _WITH_PENALTY = {
     "standard+elle": "no attack to overfit",
 }
 """What the paper reports of a method with the penalty."""
-
-
 _TRIPLET_COST = Cost(3, 3, 3)
 _STANDARD = Method("standard", "-", None, Cost(1, 1, 1), collapse="no attack to overfit")
 _FGSM = Method("fgsm", "1412.6572", SignStep(), Cost(2, 2, 1), collapse="yes, from eps 8/255 on CIFAR-10")
@@ -297,7 +294,7 @@ def find_method(name: str) -> Method:
     if name in METHODS:
         return METHODS[name]
     base, plus, penalty = name.rpartition("+")
-    if plus and penalty in PENALTIES:
+    if plus and penalty in _PENALTIES:
         method = find_method("standard" if base == "no-attack" else base)
         if method.penalty is None:
             return method.with_penalty(penalty)

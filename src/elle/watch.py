@@ -33,7 +33,7 @@ _WIDTH = 24
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def watch(paths: Sequence[Path], once: bool = False) -> None:
+def watch(paths: Sequence[Path], once: bool) -> None:
     """Show the runs until all have finished or stopped, or `once`."""
     runs = [open_run(path) for path in paths]
     # A log file wants whole lines, however long: no wrapping where no terminal sets a width.

@@ -134,22 +134,6 @@ def test_a_full_disk_while_a_line_is_appended_is_failed_work_not_a_crash(setting
         train(settings("max_steps=2"), watcher=Watcher(stepped=fill))
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("", []),
-        ('{"step": 1}\n', [{"step": 1}]),
-        ('{"step": 1}\n{"step": 2, "wor', [{"step": 1}]),
-        ('{"st', []),
-    ],
-)
-def test_what_a_full_disk_has_left_of_a_line_does_not_spoil_the_next(tmp_path, before, after):
-    path = tmp_path / "events.jsonl"
-    path.write_text(before)
-    checkpoint.append_line(path, {"step": 3, "word": "\u00e4"})
-    assert checkpoint.read_lines(path) == [*after, {"step": 3, "word": "\u00e4"}]
-
-
 def test_only_the_last_two_checkpoints_are_kept(tmp_path):
     for step in (5, 900, 10, 123_456_789):
         checkpoint.save_checkpoint(tmp_path, step, TENSORS, {})
@@ -286,9 +270,3 @@ def test_a_file_in_place_of_a_run_directory_is_refused(settings, tmp_path):
     with pytest.raises(InputError, match="cannot use the folder .*run: "):
         train(settings())
     assert (tmp_path / "run").read_text() == "mine"
-
-
-def test_a_damaged_line_of_a_record_is_named(tmp_path):
-    (tmp_path / "steps.jsonl").write_bytes(b'{"epoch": 1}\n\0\0\xff\n{"epoch": 2}\n')
-    with pytest.raises(InputError, match="steps.jsonl is damaged in line 2; take that line out"):
-        checkpoint.read_lines(tmp_path / "steps.jsonl")

@@ -16,6 +16,7 @@ from elle.engine import checkpoint
 from elle.engine.launch import _reason, launch_ranks
 from elle.engine.loop import train
 from elle.errors import InputError, Interrupted, WorkError
+from elle.files import read_lines
 
 from ..conftest import QUICK
 
@@ -37,7 +38,7 @@ def ranks_of(launcher):
 
 
 def epochs_done(run):
-    return len(checkpoint.read_lines(run / "metrics.jsonl"))
+    return len(read_lines(run / "metrics.jsonl"))
 
 
 def wait_until(condition, launcher):
@@ -74,8 +75,8 @@ def test_a_killed_rank_ends_the_job_in_a_line_and_the_run_resumes(tmp_path):
     assert_ended_cleanly(run, 1, *ended)
     done = epochs_done(run)
     train(load_config([*WORDS, f"max_steps={(done + 1) * STEPS}", f"out={run}"]), resume=True)
-    assert [record["epoch"] for record in checkpoint.read_lines(run / "metrics.jsonl")] == list(range(1, done + 2))
-    events = [line["event"] for line in checkpoint.read_lines(run / "events.jsonl")]
+    assert [record["epoch"] for record in read_lines(run / "metrics.jsonl")] == list(range(1, done + 2))
+    events = [line["event"] for line in read_lines(run / "events.jsonl")]
     assert events == ["resume", "finish"]
 
 

@@ -14,6 +14,7 @@ from elle.engine.loop import Watcher, train
 from elle.engine.run_files import run_directory
 from elle.engine.step import Step
 from elle.errors import InputError, WorkError
+from elle.files import read_lines
 
 from ..data.layouts import write_npz
 
@@ -358,5 +359,5 @@ def test_eps_grows_with_its_schedule_and_the_monitor_waits_for_it(settings, monk
     assert len(seen) == 54
     assert seen[:18] == pytest.approx([0.3 * (k + 0.5) / 18 for k in range(18)])
     assert seen[18:] == [0.3] * 36
-    probes = checkpoint.read_lines(Path(settings(out="growing").out) / "probes.jsonl")
+    probes = read_lines(Path(settings(out="growing").out) / "probes.jsonl")
     assert [probe["step"] for probe in probes] == list(range(18, 55, 6))

@@ -122,6 +122,12 @@ def test_a_heat_map_has_a_cell_a_value_and_colours_from_low_to_high():
     assert [cell.get("fill") for cell in cells] == ["#440154", "#fde725", "#440154", "#fde725"]
 
 
+def test_the_scale_of_a_heat_map_tells_the_power_of_ten_that_its_labels_leave_out():
+    svg = draw_heatmap(Heatmap("title", "x", "y", [0, 1], [0, 1], [[0.0, 1e-4], [2e-4, 4e-4]], 0.0, 4e-4))
+    assert ">4</text>" in svg
+    assert ">\u00d710\u207b\u2074</text>" in svg
+
+
 def test_the_loss_of_a_linear_network_rises_along_the_attack():
     torch.manual_seed(0)
     model, x, y = Affine(), torch.rand(5, 12), torch.arange(5) % 4

@@ -88,7 +88,7 @@ class OpenImage:
         """Write the pixels of `box`, resized, to `into` uint8 [H, W, 3]."""
         resize(self.pixels(box, into.shape[1], into.shape[0], whole), into)
 
-    def pixels(self, box: Box, width: int, height: int, whole: bool = True) -> Pixels:
+    def pixels(self, box: Box, width: int, height: int, whole: bool) -> Pixels:
         """The pixels of `box`, read-only uint8 [h, w, 3], enough of them for width x height.
 
         `whole` decodes all of the file, and so finds any damage in it; otherwise the part below the box is left out.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from elle.data.folder import FolderSplit, index_folder
 from elle.data.phases import Phase, Timetable
-from elle.data.sources import ImageSet, Split
+from elle.data.sources import ImageSet, Split, spread_images
 from elle.errors import InputError, WorkError
 
 if TYPE_CHECKING:
@@ -66,12 +66,15 @@ class FolderImages(Split):
             x[task.files] = batch.x.transpose(0, 3, 1, 2)
         return x
 
+    def first(self, count: int) -> FolderImages:
+        return self.part(np.arange(count))
+
     def part(self, numbers: npt.NDArray[np.int64]) -> FolderImages:
         files = FolderSplit([self.files.paths[k] for k in numbers], self.files.y[numbers])
         return FolderImages(files, self.size, self.workers)
 
 
-def folder_set(root: Path, image_size: int | None = None, workers: int | None = None) -> ImageSet:
+def folder_set(root: Path, image_size: int | None, workers: int | None) -> ImageSet:
     """The images below root/train and root/val or root/test; without those, a tenth of each class is the test.
 
     Without `image_size` it is IMAGE_SIZE, or the size of the largest of some images where all are smaller.
@@ -103,7 +106,7 @@ def _held_out(y: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def imagenet(root: Path, image_size: int | None = None, workers: int | None = None) -> ImageSet:
+def imagenet(root: Path, image_size: int | None, workers: int | None) -> ImageSet:
     """ImageNet, or some of its classes, as train/nXXXXXXXX/*.JPEG and val/nXXXXXXXX/*.JPEG in root."""
     return folder_set(root, image_size or IMAGE_SIZE, workers)
 
@@ -113,27 +116,6 @@ def enough_images(data: Split) -> npt.NDArray[np.uint8]:
     if isinstance(data, FolderImages) and _streamed(data, "auto"):
         return spread_images(data, _MEASURED).x
     return data.x
-
-
-def spread_images(data: Split, count: int) -> Split:
-    """So many images, or all, spread over the set, which may be sorted by class; no others are decoded."""
-    numbers = np.unique(np.linspace(0, len(data) - 1, count).astype(np.int64))
-    return data.part(numbers)
-
-
-def some_images(data: Split, count: int | None) -> tuple[Split, npt.NDArray[np.int64]]:
-    """The first `count` images, or all, and their numbers; no others are decoded.
-
-    Of a set that lies class by class, so many spread over it: the first ones would be of its first class alone.
-    """
-    total = len(data)
-    if count is None or count >= total:
-        return data, np.arange(total)
-    by_class = np.count_nonzero(np.diff(data.y)) == len(np.unique(data.y)) - 1
-    numbers = np.arange(count) * total // count if by_class else np.arange(count)
-    if not by_class and not isinstance(data, FolderImages):
-        return Split(data.x[:count], data.y[:count]), numbers  # a view: the layout in memory decides the last bits
-    return data.part(numbers), numbers
 
 
 def _short_sides(split: FolderSplit) -> list[int]:

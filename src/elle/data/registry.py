@@ -40,6 +40,11 @@ class Dataset:
     statistics: Statistics | None = None
     """Published mean and standard deviation; otherwise they are computed from the training images."""
 
+    def weight(self, penalty: str, eps: float, schedule: str) -> float:
+        """The default lambda, or lambda_max, of a penalty."""
+        value = self.weights[penalty]
+        return value(eps, schedule) if callable(value) else value
+
 
 def _is_long(schedule: str) -> bool:
     return schedule.startswith(("long", "cos"))

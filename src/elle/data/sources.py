@@ -26,8 +26,31 @@ class Split:
     def __len__(self) -> int:
         return len(self.y)
 
+    def first(self, count: int) -> "Split":
+        # A view: the layout in memory decides the last bits of what is computed from it.
+        return Split(self.x[:count], self.y[:count])
+
     def part(self, numbers: npt.NDArray[np.int64]) -> "Split":
         return Split(self.x[numbers], self.y[numbers])
+
+
+def spread_images(data: Split, count: int) -> Split:
+    """So many images, or all, spread over the set, which may be sorted by class; no others are decoded."""
+    return data.part(np.unique(np.linspace(0, len(data) - 1, count).astype(np.int64)))
+
+
+def some_images(data: Split, count: int | None) -> tuple[Split, npt.NDArray[np.int64]]:
+    """The first `count` images, or all, and their numbers; no others are decoded.
+
+    Of a set that lies class by class, so many spread over it: the first ones would be of its first class alone.
+    """
+    total = len(data)
+    if count is None or count >= total:
+        return data, np.arange(total)
+    if np.count_nonzero(np.diff(data.y)) == len(np.unique(data.y)) - 1:  # each class lies in one piece
+        numbers = np.arange(count) * total // count
+        return data.part(numbers), numbers
+    return data.first(count), np.arange(count)
 
 
 @dataclass(frozen=True)

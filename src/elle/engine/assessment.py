@@ -23,7 +23,6 @@ import torch
 from elle.config import format_radius
 from elle.engine.checkpoint import RunLock
 from elle.engine.runtime import pick_device, stopped_at_once
-from elle.engine.signals import handling
 from elle.engine.subject import Source, Subject, load_subject
 from elle.errors import InputError, WorkError
 from elle.evaluation.evaluate import device_name, record_of
@@ -31,6 +30,7 @@ from elle.evaluation.names import parse_attacks
 from elle.evaluation.units import Files, Settings, count_chunks, plan
 from elle.evaluation.worker import Worker
 from elle.files import write_atomically, write_json
+from elle.signals import handling
 
 PARTS = "evaluation.parts"
 RESULT = "evaluation.json"
@@ -45,7 +45,7 @@ class Job:
     attack: str
     settings: Settings
     count: int
-    keep: bool = False
+    keep: bool
 
 
 def assess_run(

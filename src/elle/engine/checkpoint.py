@@ -7,57 +7,20 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from elle.errors import InputError
-from elle.files import FolderLock, not_written, write_atomically
+from elle.files import FolderLock, write_atomically
 
 KEPT = 2
 """Checkpoints kept in a run directory: the newest, and the one before in case it cannot be read."""
 _HEADER = "elle"
 _LEFT_OVER = re.compile(r"\.(\d+)\.part(\.\w+)?$")
 """How the name ends under which `write_atomically` or, with the ending of its format, an export begins a file."""
-
-
-def append_line(path: Path, value: Any) -> None:
-    """One more JSON line at the end of a file; what a full disk has left of the line before is cut off."""
-    try:
-        with open(path, "ab+") as file:
-            _cut_torn_line(file)
-            file.write(json.dumps(value).encode() + b"\n")
-    except OSError as problem:
-        raise not_written(path, problem) from None
-
-
-def _cut_torn_line(file: BinaryIO) -> None:
-    """Leave whole lines; `file` is open to read and append."""
-    if file.tell():
-        file.seek(-1, os.SEEK_END)
-        if file.read() != b"\n":
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
-
-
-def write_lines(path: Path, values: list[Any]) -> None:
-    """A file with one JSON value a line, atomically."""
-    write_atomically(path, "".join(json.dumps(value) + "\n" for value in values).encode())
-
-
-def read_lines(path: Path) -> list[Any]:
-    """The values of such a file, none where there is no file; a last line without its end is still being written."""
-    if not path.exists():
-        return []
-    values = []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1], 1):
-        try:
-            values.append(json.loads(line))
-        except ValueError:
-            raise InputError(f"{path} is damaged in line {number}; take that line out, then run it again") from None
-    return values
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:

@@ -241,7 +241,6 @@ def strengthened(method: Method, config: Config) -> Method:
         before = method.weight
         rule: Constant | OnOff = dataclasses.replace(before, value=2 * before.value, every=-(-before.every // 2))
         return dataclasses.replace(method, weight=rule)
-    weight = find_dataset(config.data).weights["elle-a"]
-    value = weight(config.eps or 0.0, config.schedule or "") if callable(weight) else weight
+    value = find_dataset(config.data).weight("elle-a", config.eps or 0.0, config.schedule or "")
     error = Linearity(norm=config.norm, clip=bool(config.clip))
     return dataclasses.replace(method.with_penalty("elle-a"), regulariser=error, weight=OnOff(value, every=EVERY))

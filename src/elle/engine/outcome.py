@@ -12,7 +12,7 @@ import torch
 
 from elle.config import given
 from elle.engine.run_files import FINAL
-from elle.engine.runtime import stopped_at_once
+from elle.engine.runtime import hardware_name, stopped_at_once
 from elle.evaluation.evaluate import evaluate, search_precision
 from elle.evaluation.units import Files, Memory, Settings, Store, default_chunk, points_digest
 from elle.files import file_digest
@@ -36,7 +36,7 @@ def conclude(run: Run) -> dict[str, Any]:
     result = {
         "version": __version__,
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else "cpu",
+        "device": hardware_name(run.device),
         "precision": run.precision,
         "ranks": ranks.count,
         "batchnorm": "all ranks" if config.sync_bn and ranks.count > 1 else "each rank",

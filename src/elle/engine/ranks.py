@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from elle.engine.signals import handling
 from elle.errors import InputError, WorkError
+from elle.signals import handling
 
 Value = TypeVar("Value")
 STEP_TIMEOUT = timedelta(seconds=60)

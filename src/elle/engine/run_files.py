@@ -17,7 +17,7 @@ from elle.config import Config, format_radius
 from elle.engine import checkpoint
 from elle.engine.ranks import Ranks
 from elle.errors import InputError
-from elle.files import write_atomically, write_json
+from elle.files import append_line, read_lines, write_atomically, write_json, write_lines
 
 FINAL = "final.parts"
 """In a run directory, while the final evaluation is under way: what is done of it."""
@@ -62,12 +62,12 @@ class RunFiles:
     def begin(self) -> None:
         """Forget what has befallen a run that began here before and never came to a checkpoint."""
         if self.ranks.first:
-            checkpoint.write_lines(self.directory / "events.jsonl", [])
+            write_lines(self.directory / "events.jsonl", [])
 
     def append(self, name: str, value: Any) -> None:
         """One more line in one of the files."""
         if self.ranks.first:
-            checkpoint.append_line(self.directory / name, value)
+            append_line(self.directory / name, value)
 
     def event(self, kind: str, **values: Any) -> None:
         self.append("events.jsonl", {"event": kind, "time": round(time.time(), 3)} | values)
@@ -76,11 +76,11 @@ class RunFiles:
         """Make the directory that of a run which has come to this step of this epoch, from 0, and no further."""
         if not self.ranks.first:
             return
-        checkpoint.write_lines(self.directory / "metrics.jsonl", history)
+        write_lines(self.directory / "metrics.jsonl", history)
         if readings is not None:
-            checkpoint.write_lines(self.directory / "probes.jsonl", readings)
-        steps = checkpoint.read_lines(self.directory / "steps.jsonl")
-        checkpoint.write_lines(self.directory / "steps.jsonl", [line for line in steps if line["epoch"] <= epoch])
+            write_lines(self.directory / "probes.jsonl", readings)
+        steps = read_lines(self.directory / "steps.jsonl")
+        write_lines(self.directory / "steps.jsonl", [line for line in steps if line["epoch"] <= epoch])
         for newer in checkpoint.checkpoints(self.directory):
             if newer.name > checkpoint.checkpoint_path(self.directory, step).name:
                 newer.unlink()

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from elle.core.precision import Precision
-from elle.engine.signals import handling
 from elle.errors import InputError, stopped_by
 from elle.evaluation.capture import CannotCapture, Captured
+from elle.signals import handling
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
@@ -31,6 +31,11 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device={name} is not supported; use auto, cpu, cuda or cuda:N")
     return device
+
+
+def hardware_name(device: torch.device) -> str:
+    """What a time was measured on: the GPU's name, or `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def pick_precision(name: str, device: torch.device) -> Precision:

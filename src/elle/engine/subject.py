@@ -15,9 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from elle.config import Config, given
-from elle.data.image_folder import some_images
 from elle.data.registry import find_dataset, load_dataset
-from elle.data.sources import ImageSet, Split
+from elle.data.sources import ImageSet, Split, some_images
 from elle.engine.trained import kept_network, load_network, load_run, put_weights
 from elle.errors import InputError, first_line
 from elle.evaluation.units import FIRST, points_digest

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from elle.config import Config, load_config
-from elle.data.image_folder import some_images
 from elle.data.registry import find_dataset, load_dataset
 from elle.data.resident import to_tensors
-from elle.data.sources import ImageSet
+from elle.data.sources import ImageSet, some_images
 from elle.engine.checkpoint import read_tensors
 from elle.engine.same_images import check_test_images
 from elle.errors import InputError

@@ -167,11 +167,10 @@ def record_of(
         if one.parts:
             notes = [adaptations(name, facts["classes"], settings.norm) for name in one.parts]
             found[one.name]["adaptations"] = [words for note in notes for words in note]
-    settled = asdict(settings)
     record = {
         "schema": SCHEMA,
         "version": __version__,
-        **{key: settled[key] for key in ("eps", "norm", "seed", "engine", "precision", "batch", "chunk", "compile")},
+        **asdict(settings),
         "classes": facts["classes"],
         "attacks": found,
         "checks": check(found, facts, total),

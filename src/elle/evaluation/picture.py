@@ -35,7 +35,7 @@ class Row:
     x: Tensor
     predicted: list[int]
     y: list[int]
-    delta: Tensor | None = None
+    delta: Tensor | None
 
 
 def attacked_rows(

@@ -22,6 +22,10 @@ class Axis:
             return math.log10(value / self.low) / math.log10(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
+    def titled(self, label: str) -> str:
+        """The axis's name, with the power of ten that its labels leave out."""
+        return f"{label} ({self.factor})" if self.factor else label
+
 
 def linear_axis(values: Sequence[float], *, tight: bool = False, percent: bool = False, whole: bool = False) -> Axis:
     """Ticks at multiples of 1, 2, 2.5 or 5, of integers if `whole`; the ends are ticks unless `tight`."""

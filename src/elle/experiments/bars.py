@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elle.experiments.axis import linear_axis
-from elle.experiments.svg import COLOURS, GLYPH, INKS, WIDTH, picture, short, text_at
+from elle.experiments.svg import COLOURS, GLYPH, INKS, WIDTH, picture, rule, short, text_at
 
 _ROW, _BAR = 30.0, 17.0
 _MAX_NAME = 30
@@ -44,7 +44,7 @@ def draw_bars(bars: Bars, names: Sequence[str] = ()) -> str:
 
     body = []
     for tick, label in zip(axis.ticks, axis.labels, strict=True):
-        body.append(f'<path class="grid" stroke="{INKS["grid"]}" d="M{x(tick):.1f} 4V{bottom:.1f}"/>')
+        body.append(rule("grid", f"M{x(tick):.1f} 4V{bottom:.1f}"))
         body.append(text_at(x(tick), bottom + 18, label, "middle", "soft"))
     for row, bar in enumerate(bars.bars):
         top = 8 + _ROW * row + (_ROW - _BAR) / 2
@@ -62,7 +62,6 @@ def draw_bars(bars: Bars, names: Sequence[str] = ()) -> str:
         name = bar.name if len(bar.name) <= _MAX_NAME else f"\u2026{bar.name[1 - _MAX_NAME :]}"
         body.append(text_at(left - 7, top + _BAR - 4, name, "end", "ink"))
         body.append(text_at(end + 6, top + _BAR - 4, short(bar.value), "start", "ink"))
-    label = f"{bars.x_label} ({axis.factor})" if axis.factor else bars.x_label
-    body.append(text_at((left + right) / 2, bottom + 38, label, "middle", "soft"))
+    body.append(text_at((left + right) / 2, bottom + 38, axis.titled(bars.x_label), "middle", "soft"))
     described = "; ".join(f"{bar.name}: {short(bar.value)}" for bar in bars.bars)
     return picture(bars.title, described, bottom + 46, body)

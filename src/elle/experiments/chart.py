@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elle.experiments.axis import Axis, linear_axis, log_axis
-from elle.experiments.svg import COLOURS, GLYPH, INKS, ROW, WIDTH, escape, picture, text_at
+from elle.experiments.svg import COLOURS, GLYPH, ROW, WIDTH, escape, picture, rule, text_at
 
 DASHES = ("", "7 3", "2 2.5", "9 3 2 3", "4 2")
 MARKERS = (
@@ -54,6 +54,7 @@ class Chart:
 
 
 Point = tuple[float, float]
+Edge = tuple[float, float, float]  # x, and a band's lower and upper end there
 Runs = list[list[Point]]  # the stretches of a line between its gaps
 Labels = dict[str, tuple[int, Runs]]  # what the legend says -> the style and the line it speaks of
 
@@ -84,22 +85,19 @@ def draw(chart: Chart, names: Sequence[str] = ()) -> str:
     order = list(dict.fromkeys([*names, *(series.name for series in chart.series)]))
     lines = [(order.index(series.name), series.name, _runs(series, chart.log)) for series in chart.series]
     marks = [(x, label) for at, label in chart.marks if (x := _number(at)) is not None]
-    points = [point for _, _, runs in lines for run in runs for point in run]
+    bands = [
+        (order.index(series.name), _edges(series, chart.percent))
+        for series in chart.series
+        if series.spread and not chart.log
+    ]
     labels: Labels = {}
     for index, name, runs in lines:
         labels.setdefault(name if runs else f"{name} (none)", (index, runs))
     longest = max(map(len, labels), default=0)
     direct = longest <= MAX_NAME and len(labels) <= MAX_NAMES
 
-    xs = [x for x, _ in points] + [x for x, _ in marks]
-    bands = [
-        (order.index(series.name), _edges(series, chart.percent))
-        for series in chart.series
-        if series.spread and not chart.log
-    ]
-    ys = [y for _, y in points] + [y for _, edges in bands for point in edges for y in point[1:]]
-    x_axis = linear_axis(xs, tight=True, whole=all(x.is_integer() for x in xs))
-    y_axis = log_axis(ys, chart.percent) if chart.log else linear_axis(ys, percent=chart.percent)
+    points = [point for _, _, runs in lines for run in runs for point in run]
+    x_axis, y_axis = _axes(chart, points, [edge for _, edges in bands for edge in edges], [x for x, _ in marks])
     left = max(map(len, y_axis.labels)) * GLYPH + 12
     right = WIDTH - (longest * GLYPH + 14 if direct and labels else 24)
     y_label = _axis_label(chart.y_label, y_axis)
@@ -117,6 +115,14 @@ def draw(chart: Chart, names: Sequence[str] = ()) -> str:
         body.append(text_at((left + right) / 2, plot.bottom - PLOT_HEIGHT / 2, "no values", "middle", "soft"))
     described = "; ".join(_summary(chart, name, runs) for _, name, runs in lines)
     return picture(chart.title, described, height, filter(None, body))
+
+
+def _axes(chart: Chart, points: Sequence[Point], edges: Sequence[Edge], marks: Sequence[float]) -> tuple[Axis, Axis]:
+    """Both axes, with room for lines, bands and marks."""
+    xs = [*(x for x, _ in points), *marks]
+    ys = [*(y for _, y in points), *(y for _, low, high in edges for y in (low, high))]
+    y_axis = log_axis(ys, chart.percent) if chart.log else linear_axis(ys, percent=chart.percent)
+    return linear_axis(xs, tight=True, whole=all(x.is_integer() for x in xs)), y_axis
 
 
 def _number(value: float | None) -> float | None:
@@ -140,9 +146,6 @@ def _runs(series: Series, log: bool) -> Runs:
         else:
             runs[-1].append((x, y))
     return [run for run in runs if run]
-
-
-Edge = tuple[float, float, float]  # x, and the band's lower and upper end there
 
 
 def _edges(series: Series, percent: bool) -> list[Edge]:
@@ -197,10 +200,6 @@ def _fit(text: str, width: float) -> str:
     return text if len(text) <= room else text[: room - 1].rstrip() + "\u2026"
 
 
-def _rule(kind: str, path: str, extra: str = "") -> str:
-    return f'<path class="{kind}" stroke="{INKS[kind]}" d="{path}"{extra}/>'
-
-
 def _line(index: int, points: Sequence[Point]) -> str:
     """One unbroken stretch; a lone point is left to its marker."""
     colour, dash = index % len(COLOURS), DASHES[(index + index // len(COLOURS)) % len(DASHES)]
@@ -230,19 +229,19 @@ def _dots(chart: Chart, plot: Plot, index: int, name: str, runs: Runs) -> list[s
 
 
 def _axis_label(label: str, axis: Axis) -> str:
-    return _fit(f"{label} ({axis.factor})" if axis.factor else label, WIDTH - 8)
+    return _fit(axis.titled(label), WIDTH - 8)
 
 
 def _frame(plot: Plot) -> list[str]:
     """Grid and ticks."""
     parts = []
     for tick, label in zip(plot.y_axis.ticks, plot.y_axis.labels, strict=True):
-        parts.append(_rule("grid", f"M{plot.left:.1f} {plot.y(tick):.1f}H{plot.right:.1f}"))
+        parts.append(rule("grid", f"M{plot.left:.1f} {plot.y(tick):.1f}H{plot.right:.1f}"))
         parts.append(text_at(plot.left - 7, plot.y(tick) + 4.5, label, "end", "soft"))
     for tick, label in zip(plot.x_axis.ticks, plot.x_axis.labels, strict=True):
-        parts.append(_rule("axis", f"M{plot.x(tick):.1f} {plot.bottom:.1f}v5"))
+        parts.append(rule("axis", f"M{plot.x(tick):.1f} {plot.bottom:.1f}v5"))
         parts.append(text_at(plot.x(tick), plot.bottom + 19, label, "middle", "soft"))
-    parts.append(_rule("axis", f"M{plot.left:.1f} {plot.bottom:.1f}H{plot.right:.1f}"))
+    parts.append(rule("axis", f"M{plot.left:.1f} {plot.bottom:.1f}H{plot.right:.1f}"))
     return parts
 
 
@@ -268,7 +267,7 @@ def _marks(placed: Sequence[Mark], plot: Plot) -> list[str]:
     rules, texts = [], []
     for x, centre, row, label in placed:
         y = plot.top - 16 - row * ROW
-        rules.append(_rule("mark", f"M{x:.1f} {y + 5:.1f}V{plot.bottom:.1f}", ' stroke-dasharray="3 3"'))
+        rules.append(rule("mark", f"M{x:.1f} {y + 5:.1f}V{plot.bottom:.1f}", ' stroke-dasharray="3 3"'))
         texts.append(text_at(centre, y, label, "middle", "mark"))
     return rules + texts
 

@@ -7,7 +7,7 @@ import math
 import shlex
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Score:
     std: float | None
     """Of the sample; None for one seed."""
     count: int
-    collapsed: bool = False
+    collapsed: bool
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Collected:
     recipe: Recipe | None
     runs: list[RunDirectory]
     """Finished or not."""
-    failures: dict[str, str] = field(default_factory=dict)
-    copies: int = 0
+    failures: dict[str, str]
+    copies: int
     """Runs left out because another has the same settings and the same seed."""
 
     @cached_property

@@ -13,7 +13,7 @@ from elle.experiments.heatmap import Heatmap, draw_heatmap
 Figure = Chart | Heatmap | Bars
 
 
-def draw_figure(figure: Figure, names: Sequence[str] = ()) -> str:
+def draw_figure(figure: Figure, names: Sequence[str]) -> str:
     """The figure as an `<svg>`; `names` fixes which name has which colour."""
     if isinstance(figure, Chart):
         return draw(figure, names)

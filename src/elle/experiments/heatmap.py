@@ -27,8 +27,6 @@ class Heatmap:
     low: float
     high: float
     note: str = ""
-    of: str = "loss"
-    """What the colours stand for."""
 
 
 def draw_heatmap(heatmap: Heatmap) -> str:
@@ -43,7 +41,6 @@ def draw_heatmap(heatmap: Heatmap) -> str:
             cells.append(f'<rect {place} {size} fill="{_colour(heatmap, value)}"><title>{escape(told)}</title></rect>')
     texts = [
         _text(0, 14, heatmap.y_label),
-        _text(RIGHT + 16, 14, heatmap.of),
         _text((LEFT + RIGHT) / 2, TOP + HEIGHT + 38, heatmap.x_label, "middle"),
     ]
     for k, value in ((0, heatmap.x[0]), (len(heatmap.x) - 1, heatmap.x[-1])):
@@ -58,7 +55,9 @@ def draw_heatmap(heatmap: Heatmap) -> str:
 def _scale(heatmap: Heatmap) -> list[str]:
     axis = linear_axis([heatmap.low, heatmap.high], tight=True)
     span = heatmap.high - heatmap.low
-    parts = []
+    parts = [_text(RIGHT + 16, 14, "loss")]
+    if axis.factor:
+        parts.append(_text(RIGHT + 16, 27, axis.factor))
     for k in range(40):
         value = heatmap.low + (k + 0.5) / 40 * span
         y = TOP + HEIGHT * (1 - (k + 1) / 40)

@@ -173,14 +173,14 @@ def _paragraphs(text: str) -> str:
     return "\n".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs if paragraph)
 
 
-def _figure(chart: Figure | Picture, names: Sequence[str]) -> str:
-    if isinstance(chart, Picture):
-        source, title = base64.b64encode(chart.png).decode(), escape(chart.title)
-        heading = f"<figcaption><h2>{_unbroken(chart.title)}</h2></figcaption>"
-        return f'<figure>\n{heading}\n<img src="data:image/png;base64,{source}" alt="{title}">\n</figure>'
-    note = f'\n<p class="note">{escape(chart.note)}</p>' if chart.note else ""
-    heading = f"<figcaption><h2>{_unbroken(chart.title)}</h2></figcaption>"
-    return f"<figure>\n{heading}\n{draw_figure(chart, names)}{note}\n</figure>"
+def _figure(figure: Figure | Picture, names: Sequence[str]) -> str:
+    if isinstance(figure, Picture):
+        source = base64.b64encode(figure.png).decode()
+        shown = f'<img src="data:image/png;base64,{source}" alt="{escape(figure.title)}">'
+    else:
+        note = f'\n<p class="note">{escape(figure.note)}</p>' if figure.note else ""
+        shown = draw_figure(figure, names) + note
+    return f"<figure>\n<figcaption><h2>{_unbroken(figure.title)}</h2></figcaption>\n{shown}\n</figure>"
 
 
 def _table(table: Table) -> str:

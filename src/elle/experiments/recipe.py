@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,8 @@ class Recipe:
     grid: list[dict[str, list[Any]]]
     """Each a product of its axes; config keys, a method's own fields written `method.PART.FIELD`."""
     expected: list[Expected]
-    figure: dict[str, Any] = field(default_factory=dict)
-    seeds: int = 3
+    figure: dict[str, Any]
+    seeds: int
 
     def runs(self, seeds: int | None = None, only: Mapping[str, Any] | None = None) -> list[Config]:
         """Every run, for this many seeds (the recipe's own otherwise), `only` those with these settings."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from elle.config import Config, format_radius, load_config
 from elle.errors import InputError
+from elle.files import read_lines
 
 Record = dict[str, Any]
 
@@ -42,7 +43,7 @@ class RunDirectory:
         self.events = read_lines(self.path / "events.jsonl")
         result = self.path / "result.json"
         if result.exists():
-            self.result = _parsed(result, _text(result))
+            self.result = _read_result(result)
 
     def steps(self) -> list[Record]:
         """One line an epoch: the number of its first step and a column of values a quantity."""
@@ -129,29 +130,13 @@ def open_run(path: Path) -> RunDirectory:
     return run
 
 
-def read_lines(path: Path) -> list[Record]:
-    """The values of a file with one JSON value a line; a line without its end is still being written."""
-    if not path.exists():
-        return []
-    lines = _text(path).splitlines(keepends=True)
-    return [_parsed(path, line) for line in lines if line.endswith("\n")]
-
-
-def _text(path: Path) -> str:
-    """What a file holds; bytes that are no text will not be JSON either."""
+def _read_result(path: Path) -> Record:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except OSError as problem:
         raise InputError(f"{path} cannot be read: {problem.strerror}; repair that, or leave that run out") from None
-
-
-def _parsed(path: Path, text: str) -> Record:
-    try:
-        value = json.loads(text)
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise InputError(
-            f"{path} is damaged: {text.strip()[:40]!r} is not a JSON object; repair it, or leave that run out"
-        )
+        raise InputError(f"{path} is damaged: it is not a JSON object; repair it, or leave that run out")
     return value

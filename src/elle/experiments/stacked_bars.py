@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elle.experiments.axis import linear_axis
-from elle.experiments.svg import COLOURS, GLYPH, INKS, ROW, WIDTH, escape, picture, short, text_at
+from elle.experiments.svg import COLOURS, GLYPH, ROW, WIDTH, escape, picture, rule, short, text_at
 
 BAR, GAP, TOP = 15.0, 9.0, 42.0
 
@@ -35,8 +35,7 @@ def draw_stacked_bars(bars: StackedBars) -> str:
 
     body = []
     for tick, label in zip(axis.ticks, axis.labels, strict=True):
-        line = f"M{place(tick):.1f} {TOP - 6:.1f}V{bottom:.1f}"
-        body.append(f'<path class="grid" stroke="{INKS["grid"]}" d="{line}"/>')
+        body.append(rule("grid", f"M{place(tick):.1f} {TOP - 6:.1f}V{bottom:.1f}"))
         body.append(text_at(place(tick), bottom + 16, label, "middle", "soft"))
     for i, (name, values) in enumerate(zip(bars.names, bars.values, strict=True)):
         y = TOP + i * (BAR + GAP)
@@ -52,6 +51,6 @@ def draw_stacked_bars(bars: StackedBars) -> str:
         body.append(f'<rect class="dot c{k}" x="{x:.1f}" y="6" width="11" height="11" fill="{COLOURS[k][0]}"/>')
         body.append(text_at(x + 16, 16, part))
         x += 30 + len(part) * GLYPH
-    body.append(text_at((left + right) / 2, bottom + 16 + ROW, bars.x_label, "middle", "soft"))
+    body.append(text_at((left + right) / 2, bottom + 16 + ROW, axis.titled(bars.x_label), "middle", "soft"))
     described = "; ".join(f"{name}: {sum(values):.3g}" for name, values in zip(bars.names, bars.values, strict=True))
     return picture(bars.title, described, bottom + 24 + ROW, body)

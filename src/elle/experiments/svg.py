@@ -33,6 +33,11 @@ def text_at(x: float, y: float, text: str, anchor: str = "start", kind: str = "i
     return f'<text class="{kind}" {where} fill="{INKS[kind]}">{escape(text)}</text>'
 
 
+def rule(kind: str, path: str, extra: str = "") -> str:
+    """A line in one of the inks."""
+    return f'<path class="{kind}" stroke="{INKS[kind]}" d="{path}"{extra}/>'
+
+
 def short(value: float) -> str:
     """A number of three digits or so."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

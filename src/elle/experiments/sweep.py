@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -17,6 +16,7 @@ from elle.experiments.recipe import Recipe, matches, run_id, worded
 from elle.experiments.rundir import RunDirectory
 from elle.experiments.training import is_finished
 from elle.files import write_json
+from elle.signals import handling
 
 MANIFEST = "sweep.json"
 FAILURE = "failure.json"
@@ -122,7 +122,9 @@ def run_sweep(
     waiting = [item for item in items if item.state == "waiting"]
     active = 0
     try:
-        with _terminated_as_interrupted():
+        # SIGTERM does what Ctrl-C does: a scheduler that takes the machine away loses nothing. SIGINT is named because
+        # a shell has a process in the background ignore it.
+        with handling(_interrupt, signal.SIGINT, signal.SIGTERM):
             while waiting or active:
                 while waiting and active < executor.slots:
                     item = waiting.pop(0)
@@ -160,22 +162,8 @@ def _settle(item: Item, reason: str | None) -> None:
         write_json(item.path / FAILURE, {"reason": reason, "time": round(time.time(), 3)})
 
 
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does: a scheduler that takes the machine away loses nothing.
-
-    SIGINT too, which a shell has a process in the background ignore.
-    """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def counts(items: Sequence[Item]) -> Mapping[State, int]:

@@ -10,10 +10,9 @@ from typing import Any
 from elle.config import Config, format_radius, on_own_images
 from elle.data.decoding import MARGIN
 from elle.data.registry import find_dataset
-from elle.engine.checkpoint import read_lines
 from elle.engine.trained import Trained
 from elle.export.formats import Format
-from elle.files import file_digest
+from elle.files import file_digest, read_lines
 from elle.version import __version__
 
 _LISTED = 20

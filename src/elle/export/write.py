@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elle.data.image_folder import spread_images
 from elle.data.registry import load_dataset
 from elle.data.resident import to_tensors
+from elle.data.sources import spread_images
 from elle.engine.trained import load_run
 from elle.errors import InputError, WorkError, nearest
 from elle.export.card import model_card

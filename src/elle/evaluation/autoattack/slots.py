@@ -44,7 +44,7 @@ class Slots:
         for field, value in self._fields():
             value[index] = getattr(rows, field)
 
-    def note(self, logits: Tensor, allowed: Tensor, doubt: Tensor | float = 0.0) -> None:
+    def note(self, logits: Tensor, allowed: Tensor, doubt: Tensor) -> None:
         """Remember x_adv where it is allowed, misclassified as far as can be seen, and further beyond than x_found."""
         # No number is no answer: as near as can be seen, and looked at exactly if nothing better is found.
         excess = torch.where(logits.isnan().any(1), 0.0, violation(logits, self.y))
