@@ -180,7 +180,7 @@ def test_a_network_whose_classes_have_undecodable_names_is_exported(elle, undeco
     assert r"classes = ['caf\udce9', 'dog']" in (run / "exported" / "model.safetensors.md").read_text()
 
 
-@pytest.mark.parametrize(("step", "collapsed"), [(18, None), (36, 30)])
+@pytest.mark.parametrize(("step", "collapsed"), [(18, None), (32, None), (34, 30), (36, 30)])
 def test_a_run_continued_from_before_its_collapse_is_not_called_collapsed(run_copy, step, collapsed):
     events = [{"event": "collapse", "step": 34, "since": 30}, {"event": "resume", "step": step}, {"event": "finish"}]
     (run_copy / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
