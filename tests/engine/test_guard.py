@@ -372,9 +372,10 @@ def test_a_run_killed_as_a_rollback_is_saved_still_tells_of_it(settings, tmp_pat
         raise PulledPlugError
 
     collapsing(3, 4)
-    with monkeypatch.context() as patch, pytest.raises(PulledPlugError):
+    with monkeypatch.context() as patch:
         patch.setattr(Run, "rewrite", lambda run: killed(run) if run.done else None)
-        train(settings("epochs=3", "on_collapse=rollback"))
+        with pytest.raises(PulledPlugError):
+            train(settings("epochs=3", "on_collapse=rollback"))
     collapsing()
     result = train(settings("epochs=3", "on_collapse=rollback"), resume=True)
     run = open_run(tmp_path / "run")

@@ -273,6 +273,8 @@ class Run:
                 f"training diverged in epoch {epoch + 1}: the loss or the network is not finite; "
                 f"lower lr (now {self.config.lr}) or weight and start again"
             )
+        if len(rows) < self.steps_per_epoch:
+            record["epoch_steps"] = self.steps_per_epoch  # of the whole epoch, which max_steps cuts short
         record["seconds"] = round(self.epoch_seconds, 3)
         last = self.done == self.last_step
         if self.config.eval_every and ((epoch + 1) % self.config.eval_every == 0 or last):

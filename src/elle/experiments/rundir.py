@@ -50,12 +50,19 @@ class RunDirectory:
 
     def epoch_of(self, step: int) -> float:
         """How many epochs have passed after a step; those of a run in phases differ in their number of steps."""
-        ends = [(0, 0), *((record["step"], record["epoch"]) for record in self.records)]
+        ends = [(0, 0)]
+        for record in self.records:  # one that max_steps cuts short ends where the whole epoch would
+            whole = ends[-1][0] + record["epoch_steps"] if "epoch_steps" in record else record["step"]
+            ends.append((whole, record["epoch"]))
         if len(ends) == 1:
             return float(step)  # before the first epoch is recorded, nobody knows its length
         after = next((k for k, (last, _) in enumerate(ends) if k and step <= last), len(ends) - 1)
         (first, epochs), (last, more) = ends[after - 1], ends[after]
         return float(epochs + (step - first) * (more - epochs) / (last - first))
+
+    def epochs(self) -> float:
+        """How many epochs are recorded, with the part of one that max_steps cuts short."""
+        return self.epoch_of(self.records[-1]["step"]) if self.records else 0.0
 
     def multi_step(self) -> str | None:
         """The strongest tracked multi-step attack: the name of its column."""
