@@ -26,7 +26,7 @@ from elle.engine.recomputing import random_layer
 from elle.engine.records import Record, columns, means
 from elle.engine.run_files import RunFiles, run_directory
 from elle.engine.runtime import GraphedStep, pick_device, pick_precision, stop_signals
-from elle.engine.same_images import check_same_images, count_images, drawn_files
+from elle.engine.same_images import check_same_images, count_images, drawn_files, labels_digest
 from elle.engine.tracking import Tracking
 from elle.errors import InputError, WorkError, stopped_by
 from elle.evaluation.names import parse_attacks
@@ -326,4 +326,5 @@ class Run:
         config, shape = self.config, self.images.test.x.shape
         header = {"kind": "model", "model": config.model, "shape": shape[1:], "classes": self.images.classes}
         header |= {"activation": config.activation, "normalise": config.normalise}
+        header |= {"labels": labels_digest(self.images)}
         return header | {"images": count_images(self.images), "drawn": drawn_files(self.images)}
