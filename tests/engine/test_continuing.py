@@ -109,6 +109,24 @@ def test_a_folder_of_as_many_images_that_would_be_split_otherwise_is_refused(ell
     assert outcome.err.count("\n") == 1
 
 
+def test_arrays_that_were_split_anew_are_refused(elle, tmp_path):
+    """As many images as before, and the test images are others, most of them trained on."""
+    rng = numpy.random.default_rng(0)
+    x, y = rng.integers(0, 256, (40, 8, 8, 1), numpy.uint8), numpy.arange(40) % 4
+
+    def split(order):
+        for name, part in (("train", order[:30]), ("test", order[30:])):
+            numpy.savez(tmp_path / f"{name}.npz", x=x[part], y=y[part])
+
+    words = ["data=arrays", f"root={tmp_path}", "model=small-cnn", "batch=10", "epochs=2", "final=clean"]
+    split(rng.permutation(40))
+    assert elle("train", *words, "max_steps=3", "--out", tmp_path / "run").code == 0
+    split(rng.permutation(40))
+    outcome = elle("train", "--resume", "max_steps=6", "--out", tmp_path / "run")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "belongs to a run on other training images, or on these in another order" in outcome.err
+
+
 @pytest.mark.parametrize("command", [["train", "--resume", "--out"], ["evaluate", "--attack", "clean"]])
 def test_a_folder_with_other_classes_is_refused(elle, photos, command):
     (photos / "dog").rename(photos / "wolf")
@@ -180,7 +198,7 @@ def test_a_network_whose_classes_have_undecodable_names_is_exported(elle, undeco
     assert r"classes = ['caf\udce9', 'dog']" in (run / "exported" / "model.safetensors.md").read_text()
 
 
-@pytest.mark.parametrize(("step", "collapsed"), [(18, None), (36, 30)])
+@pytest.mark.parametrize(("step", "collapsed"), [(18, None), (32, None), (34, 30), (36, 30)])
 def test_a_run_continued_from_before_its_collapse_is_not_called_collapsed(run_copy, step, collapsed):
     events = [{"event": "collapse", "step": 34, "since": 30}, {"event": "resume", "step": step}, {"event": "finish"}]
     (run_copy / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))

@@ -11,6 +11,7 @@ from elle.engine.guard import MAX_ROLLBACKS, strengthened
 from elle.engine.loop import Run, Watcher, train
 from elle.engine.probe import CollapseMonitor
 from elle.errors import InputError, WorkError
+from elle.experiments.rundir import open_run
 from elle.methods import METHODS
 
 EPOCH = 18  # steps
@@ -362,6 +363,24 @@ def test_a_run_killed_after_a_rollback_past_all_its_checkpoints_goes_on_from_the
     result = train(settings(*words, "max_steps=36"), resume=True, watcher=Watcher(said=said.append))
     assert said[0].startswith("continuing from step 18 ")
     assert result["rollbacks"] == 1
+
+
+def test_a_run_killed_as_a_rollback_is_saved_still_tells_of_it(settings, tmp_path, collapsing, monkeypatch):
+    """Its model card and reports would else name the method that it was started with for the whole run."""
+
+    def killed(run):
+        raise PulledPlugError
+
+    collapsing(3, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "rewrite", lambda run: killed(run) if run.done else None)
+        with pytest.raises(PulledPlugError):
+            train(settings("epochs=3", "on_collapse=rollback"))
+    collapsing()
+    result = train(settings("epochs=3", "on_collapse=rollback"), resume=True)
+    run = open_run(tmp_path / "run")
+    assert events(run.path) == [("collapse", 36), ("rollback", 18), ("finish", 54)]
+    assert (result["rollbacks"], run.went_on_with(), run.first_fall()) == (1, "fgsm+elle-a at weight 100", 27)
 
 
 def test_the_stronger_method(settings):

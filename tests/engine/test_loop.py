@@ -14,6 +14,7 @@ from elle.engine.loop import Watcher, train
 from elle.engine.run_files import run_directory
 from elle.engine.step import Step
 from elle.errors import InputError, WorkError
+from elle.experiments.rundir import open_run
 from elle.files import read_lines
 
 from ..data.layouts import write_npz
@@ -121,6 +122,8 @@ def test_an_epoch_that_is_cut_short_is_not_timed_as_one(settings, tmp_path):
     assert (whole["step"], cut["step"]) == (18, 20)
     assert result["seconds_per_epoch"] == whole["seconds"]
     assert result["train_seconds"] == pytest.approx(whole["seconds"] + cut["seconds"])
+    assert ("epoch_steps" in whole, cut["epoch_steps"]) == (False, 18)
+    assert open_run(tmp_path / "run").epochs() == pytest.approx(20 / 18)
 
 
 @pytest.mark.parametrize(("method", "has_penalty"), [("fgsm", False), ("elle-a", True)])

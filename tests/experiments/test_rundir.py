@@ -2,6 +2,7 @@
 
 import pytest
 
+from elle.experiments.delayed import delayed_collapse
 from elle.experiments.rundir import open_run
 
 from .runs import STEPS, run_directory, write_lines
@@ -25,3 +26,12 @@ def test_before_the_first_epoch_is_recorded_steps_are_all_there_is(tmp_path):
     path = run_directory(tmp_path / "run", epochs=1)
     write_lines(path / "metrics.jsonl", [])
     assert open_run(path).epoch_of(7) == 7
+
+
+def test_an_epoch_that_max_steps_cuts_short_counts_as_far_as_it_went(tmp_path):
+    path = run_directory(tmp_path / "run", epochs=2)
+    cut = {"epoch": 2, "step": STEPS + 2, "epoch_steps": STEPS}
+    write_lines(path / "metrics.jsonl", [{"epoch": 1, "step": STEPS}, cut])
+    run = open_run(path)
+    assert (run.epochs(), run.epoch_of(STEPS + 1)) == pytest.approx((1 + 2 / STEPS, 1 + 1 / STEPS))
+    assert delayed_collapse([run])[0]["epochs_held"] == 1.2

@@ -104,9 +104,14 @@ def test_the_card_states_data_method_eps_accuracies_and_licence(elle, run, tmp_p
 def test_the_card_says_what_a_rollback_made_of_the_method(run_copy, tmp_path):
     rollback = {"event": "rollback", "step": 3, "method": "fgsm+elle-a", "weight": 100.0}
     (run_copy / "events.jsonl").write_text(json.dumps(rollback) + "\n")
-    export_run(run_copy, "safetensors", tmp_path / "m.safetensors")
-    card = (tmp_path / "m.safetensors.md").read_text()
-    assert "rolled back to step 3, from where on it is `fgsm+elle-a`, lambda 100 |" in card
+    result = json.loads((run_copy / "result.json").read_text())
+    told = []
+    for rollbacks in (1, 0):  # none: the run was continued from before it, with --from, and kept its method
+        (run_copy / "result.json").write_text(json.dumps(result | {"rollbacks": rollbacks}))
+        export_run(run_copy, "safetensors", tmp_path / f"{rollbacks}.safetensors")
+        told.append((tmp_path / f"{rollbacks}.safetensors.md").read_text())
+    assert "rolled back to step 3, from where on it is `fgsm+elle-a`, lambda 100 |" in told[0]
+    assert "rolled back" not in told[1]
 
 
 def test_an_evaluation_of_other_weights_is_not_quoted(elle, run_copy, tmp_path):

@@ -170,11 +170,13 @@ class Guard:
         if run.timetable.place(run.done)[1] == 0:
             run.step.position.zero_()
         readings = self.monitor.forget(run.done)
-        run.save()  # before the checkpoints of the undone steps go: they may be all there are
-        run.rewrite()
         weight = None if method.weight is None else method.weight.value
         known = {"undone_from": at, "method": method.name, "weight": weight, "records": dropped, "probes": readings}
+        # Told before it is saved: a run killed in between rolls back once more, and one that goes on from what is saved
+        # would never tell it.
         run.files.event("rollback", step=run.done, **known)
+        run.save()  # before the checkpoints of the undone steps go: they may be all there are
+        run.rewrite()
 
     def _keep_both_networks(self) -> None:
         """Write the network before the collapse and the collapsed one, to be looked at (`elle plot`)."""

@@ -26,7 +26,7 @@ from elle.engine.recomputing import random_layer
 from elle.engine.records import Record, columns, means
 from elle.engine.run_files import RunFiles, run_directory
 from elle.engine.runtime import GraphedStep, pick_device, pick_precision, stop_signals
-from elle.engine.same_images import check_same_images, count_images, drawn_files
+from elle.engine.same_images import check_same_images, count_images, drawn_files, labels_digest
 from elle.engine.tracking import Tracking
 from elle.errors import InputError, WorkError, stopped_by
 from elle.evaluation.names import parse_attacks
@@ -273,6 +273,8 @@ class Run:
                 f"training diverged in epoch {epoch + 1}: the loss or the network is not finite; "
                 f"lower lr (now {self.config.lr}) or weight and start again"
             )
+        if len(rows) < self.steps_per_epoch:
+            record["epoch_steps"] = self.steps_per_epoch  # of the whole epoch, which max_steps cuts short
         record["seconds"] = round(self.epoch_seconds, 3)
         last = self.done == self.last_step
         if self.config.eval_every and ((epoch + 1) % self.config.eval_every == 0 or last):
@@ -324,4 +326,5 @@ class Run:
         config, shape = self.config, self.images.test.x.shape
         header = {"kind": "model", "model": config.model, "shape": shape[1:], "classes": self.images.classes}
         header |= {"activation": config.activation, "normalise": config.normalise}
+        header |= {"labels": labels_digest(self.images)}
         return header | {"images": count_images(self.images), "drawn": drawn_files(self.images)}

@@ -29,6 +29,14 @@ def drawn_files(images: ImageSet) -> str | None:
     return hashlib.sha256("".join(names).encode("utf-8", "surrogateescape")).hexdigest()
 
 
+def labels_digest(images: ImageSet) -> str:
+    """A digest of the training labels in their order, which another split or order of as many images changes.
+
+    Not of the test's: images in another order there, or others, have not been trained on.
+    """
+    return hashlib.sha256(images.train.y.tobytes()).hexdigest()
+
+
 def check_same_images(path: Path, network: Mapping[str, Any], images: ImageSet) -> None:
     """Refuse to go on from a checkpoint on other images: labels, order and test split would not be those it knows."""
     _check_classes(path, network, images)
@@ -41,6 +49,11 @@ def check_same_images(path: Path, network: Mapping[str, Any], images: ImageSet) 
         raise InputError(
             f"{path} belongs to a run on other files: the test images, drawn from among all, would not be those it "
             f"left out; give its very data, or choose another --out"
+        )
+    if network.get("labels", labels_digest(images)) != labels_digest(images):
+        raise InputError(
+            f"{path} belongs to a run on other training images, or on these in another order: some that it left "
+            f"out would be trained on; give its very data, or choose another --out"
         )
 
 

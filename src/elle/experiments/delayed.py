@@ -47,14 +47,13 @@ def _row(key: tuple[str, str, str, str], runs: list[RunDirectory]) -> Row:
 
 def _at_eps(eps: float, runs: list[RunDirectory]) -> Row:
     falls = [fall for run in runs if (fall := collapse_epochs(run)) is not None]
-    epochs = [float(run.records[-1]["epoch"]) for run in runs if run.records]
     return {
         "eps": eps,
         "radius": format_radius(eps),
         "runs": len(runs),
         "collapsed": len(falls),
         "held": min(falls) if falls else None,
-        "epochs": max(epochs, default=0.0),
+        "epochs": max((round(run.epochs(), 2) for run in runs), default=0.0),
     }
 
 

@@ -85,7 +85,7 @@ def _values(run: RunDirectory, key: str) -> tuple[list[float], list[float | None
     columns = {"clean": "clean", "single": "accuracy", "multi": run.multi_step() or ""}
     column = columns.get(key, f"tracked_{key}")
     rows = [record for record in run.records if column in record]
-    return [float(record["epoch"]) for record in rows], [record[column] for record in rows]
+    return [run.epoch_of(record["step"]) for record in rows], [record[column] for record in rows]
 
 
 def falls(run: RunDirectory) -> list[tuple[float, str]]:
@@ -164,7 +164,7 @@ def _summary(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
                 run.config.method,
                 run.config.data,
                 format_radius(run.config.eps or 0),
-                str(run.records[-1]["epoch"] if run.records else 0),
+                f"{round(run.epochs(), 2):g}",
                 f"{max(levels):.1%}" if levels else "-",
                 f"{levels[-1]:.1%}" if levels else "-",
                 ", ".join(f"{at:.1f}" + (" (recovered)" if "recovery" in word else "") for at, word in falls(run))

@@ -51,12 +51,19 @@ class RunDirectory:
 
     def epoch_of(self, step: int) -> float:
         """How many epochs have passed after a step; those of a run in phases differ in their number of steps."""
-        ends = [(0, 0), *((record["step"], record["epoch"]) for record in self.records)]
+        ends = [(0, 0)]
+        for record in self.records:  # one that max_steps cuts short ends where the whole epoch would
+            whole = ends[-1][0] + record["epoch_steps"] if "epoch_steps" in record else record["step"]
+            ends.append((whole, record["epoch"]))
         if len(ends) == 1:
             return float(step)  # before the first epoch is recorded, nobody knows its length
         after = next((k for k, (last, _) in enumerate(ends) if k and step <= last), len(ends) - 1)
         (first, epochs), (last, more) = ends[after - 1], ends[after]
         return float(epochs + (step - first) * (more - epochs) / (last - first))
+
+    def epochs(self) -> float:
+        """How many epochs are recorded, with the part of one that max_steps cuts short."""
+        return self.epoch_of(self.records[-1]["step"]) if self.records else 0.0
 
     def multi_step(self) -> str | None:
         """The strongest tracked multi-step attack: the name of its column."""
@@ -66,16 +73,18 @@ class RunDirectory:
 
     def collapse_step(self) -> int | None:
         """Where the run collapsed and stayed so: by its monitor, else by its records."""
-        standing: int | None = None
+        standing: Record | None = None
         for event in self.events:
             if event["event"] == "collapse":
-                standing = _begun(event)
+                standing = event
             elif event["event"] in ("recovery", "rollback") or _before(event, standing):
                 standing = None
+        if standing is not None:
+            return _begun(standing)
         epoch: int | None = (self.result or {}).get("collapse_epoch")
-        if standing is None and epoch is not None:
-            standing = next((record["step"] for record in self.records if record["epoch"] >= epoch), epoch)
-        return standing
+        if epoch is None:
+            return None
+        return next((int(record["step"]) for record in self.records if record["epoch"] >= epoch), epoch)
 
     def went_on_with(self) -> str | None:
         """The method that its rollbacks had led to in the end; None for a run that kept its own."""
@@ -100,12 +109,12 @@ class RunDirectory:
 
     def first_fall(self) -> int | None:
         """Where the method it was started with collapsed: what a rollback has undone counts, a recovery does not."""
-        told: int | None = None
+        told: Record | None = None
         for event in self.events:
             if event["event"] == "collapse":
-                told = _begun(event)
+                told = event
             elif event["event"] == "rollback":
-                return told
+                return None if told is None else _begun(told)
             elif _before(event, told):
                 told = None
         return self.collapse_step()
@@ -116,9 +125,12 @@ def _begun(collapse: Record) -> int:
     return int(collapse["since" if "since" in collapse else "step"])
 
 
-def _before(event: Record, step: int | None) -> bool:
-    """Whether the run was continued from before that step (`--from`), and so has not come to it yet."""
-    return event["event"] == "resume" and step is not None and event["step"] < step
+def _before(event: Record, collapse: Record | None) -> bool:
+    """Whether the run was continued from before it told that collapse, which it then has to tell again.
+
+    Not from before it began: a run that is killed, or continued with `--from`, between the two has not told it either.
+    """
+    return event["event"] == "resume" and collapse is not None and event["step"] < collapse["step"]
 
 
 def open_run(path: Path) -> RunDirectory:

@@ -38,7 +38,7 @@ def model_card(
         "Output": f"logits [N, {len(trained.classes)}]",
         "Network": f"`{config.model}`, {parameters:,} parameters, normalisation {_normalisation(header)}",
         "Data": f"`{config.data}`{_folder(config)}, images of {' x '.join(map(str, header['shape']))}",
-        "Method": _method(config) + _rollbacks(directory),
+        "Method": _method(config) + _rollbacks(directory, result),
         "Trained": _training(config, result),
         "Licence": licence or _NO_LICENCE,
     }
@@ -66,10 +66,10 @@ def _method(config: Config) -> str:
     return words + (f", lambda {config.weight:g}" if config.weight is not None else "")
 
 
-def _rollbacks(directory: Path) -> str:
-    """What the guard made of the method after a collapse."""
+def _rollbacks(directory: Path, result: Mapping[str, Any]) -> str:
+    """What the guard made of the method after a collapse; nothing of what `--from` has undone."""
     events = [event for event in read_lines(directory / "events.jsonl") if event["event"] == "rollback"]
-    if not events:
+    if not events or not result.get("rollbacks"):
         return ""
     last = events[-1]
     weight = "" if last["weight"] is None else f", lambda {last['weight']:g}"
