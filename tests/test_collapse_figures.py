@@ -1,6 +1,7 @@
 """What docs/collapse.md says of the monitor was measured, run by run."""
 
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -23,6 +24,16 @@ def test_every_run_that_fails_is_named():
     text = (ROOT / "docs" / "collapse.md").read_text()
     for run in MEASURED["runs"]:
         assert run["passed"] or f"`{run['run']}`" in text, run["run"]
+
+
+def test_the_collapse_of_the_second_kind_is_what_was_measured():
+    (run,) = (run for run in MEASURED["runs"] if run["run"] == "fgsm-eps16-255-seed0")
+    attack, clean, multi, error = re.search(
+        r"is ([\d.]+)% under .* but ([\d.]+)% without .* and ([\d.]+)% under .* E_lin is (\S+)$", run["evidence"]
+    ).groups()
+    text = " ".join((ROOT / "docs" / "collapse.md").read_text().split())
+    assert f"trained to {attack} % under its own attack, it answered {clean} % of the clean images" in text
+    assert f"and {multi} % under three steps of PGD, with E_lin at {error} where" in text
 
 
 def test_the_summary_adds_up_the_runs(monkeypatch):

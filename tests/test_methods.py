@@ -302,6 +302,7 @@ def test_the_trades_attack_leaves_batchnorm_and_the_modes_alone(name):
 BAD_WORDS = [
     ("slat method.loss.layers=nowhere", "has no layer 'nowhere'"),
     ("slat method.loss.layers=3", "method.loss.layers=3 should be like its default"),
+    ("elle-a method.weight.history=al", "method.weight.history='al' should be a whole number"),
     ("slat method.loss.layer=features", "did you mean 'layers'"),
     ("slat method.loss.alpha=far", "method.loss.alpha='far'"),
     ("subspace method.subspace.samples=2.5", "method.subspace.samples=2.5"),

@@ -144,7 +144,10 @@ def test_an_l2_radius_may_exceed_one():
 
 @pytest.mark.parametrize(
     "options",
-    [{"weight": -1}, {"weight": math.nan}, {"decay": 2}, {"history": 2}, {"samples": 0}, {"alpha": 3}, {"norm": "l0"}],
+    [
+        *({"weight": -1}, {"weight": math.nan}, {"decay": 2}, {"history": 2}, {"history": "al"}, {"history": 4.5}),
+        *({"samples": 0}, {"alpha": 3}, {"norm": "l0"}),
+    ],
     ids=str,
 )
 def test_a_bad_option_is_refused_by_name(options):

@@ -27,7 +27,9 @@ def bench(
     batch: Annotated[int | None, typer.Option(min=2, help="Images a step; otherwise 128 on a GPU, 8 on a CPU.")] = None,
     precision: Annotated[str, typer.Option(help="auto, fp32, tf32, fp16 or bf16.")] = "auto",
     memory: Annotated[str, typer.Option(help="auto or low, as in training.")] = "auto",
-    penalty: Annotated[str, typer.Option(help="trained; measured: E_lin without its backward; left out.")] = "trained",
+    penalty: Annotated[
+        str, typer.Option(help="trained, measured (E_lin without its backward) or 'left out'.")
+    ] = "trained",
     fused: Annotated[str, typer.Option(help="auto or off, as in training.")] = "auto",
     device: Device = "auto",
     profile: Annotated[bool, typer.Option("--profile", help="Name the kernels that take longest.")] = False,

@@ -372,7 +372,9 @@ def _with_fields(method: Method, slot: str, fields: Mapping[str, Any]) -> Method
             )
         kinds = _KINDS.get(str(known[name]), (str, int, float))
         if isinstance(value, bool) != (kinds == (bool,)) or not isinstance(value, kinds):
-            raise InputError(f"method.{slot}.{name}={value!r} should be like its default, {getattr(part, name)!r}")
+            default = getattr(part, name)
+            like = "a whole number" if default is None else f"like its default, {default!r}"
+            raise InputError(f"method.{slot}.{name}={value!r} should be {like}")
     try:
         return dataclasses.replace(method, **{slot: dataclasses.replace(part, **fields)})
     except (TypeError, ValueError) as problem:

@@ -78,8 +78,8 @@ class OnOff:
             raise ValueError(f"decay is {self.decay}; it must be from 0 to 1")
         if not math.isfinite(self.sensitivity):
             raise ValueError(f"sensitivity is {self.sensitivity}; it must be a finite number")
-        if self.history is not None and self.history < 3:
-            raise ValueError(f"history is {self.history}; a jump needs at least 3 past errors")
+        if self.history is not None and not (isinstance(self.history, int) and self.history >= 3):
+            raise ValueError(f"history is {self.history!r}; a jump needs at least 3 past errors; left out, all count")
         if not 0 <= self.negligible <= 1:
             raise ValueError(f"negligible is {self.negligible}; it must be from 0 to 1")
         if self.negligible and not self.next_step:

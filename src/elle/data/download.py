@@ -141,7 +141,9 @@ def _fetch(remote: Remote, part: Path, report: Report) -> None:
         failures = 0 if size > most else failures + 1
         most = max(size, most)  # a server without ranges may start over and break off again and again
         if failures >= ATTEMPTS:
-            raise WorkError(f"{remote.url}: {reason}; {size} bytes are kept in {part}; run it again to go on there")
+            kept = f"{size} bytes are kept in {part}; run it again to go on there"
+            nothing = f"nothing has arrived; check the connection and run it again, or put the file in {part.parent}"
+            raise WorkError(f"{remote.url}: {reason}; {kept if size else nothing}")
         time.sleep(min(2.0**failures, 10.0) * PAUSE)
 
 
