@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,13 +12,13 @@ import pytest
 from elle.errors import InputError
 from elle.experiments.bars import Bar, Bars, draw_bars
 from elle.experiments.chart import Chart, Series, draw
-from elle.experiments.collected import gather, measured, telling_keys
+from elle.experiments.collected import Score, gather, measured, telling_keys
 from elle.experiments.comparison import compare
 from elle.experiments.layout import lay_out
 from elle.experiments.page import Table
 from elle.experiments.report import write_report
 from elle.experiments.report_figures import report_figures
-from elle.experiments.report_tables import comparison_table, markdown, result_tables
+from elle.experiments.report_tables import comparison_table, markdown, result_tables, unit, written
 from elle.experiments.rundir import open_run
 
 from .runs import run_directory
@@ -106,6 +107,36 @@ def test_differences_are_judged_by_two_joint_standard_errors(collected):
     elle_a = found["elle-a", "8/255"]  # the paper has no std there: ours stands for it
     assert elle_a.joint_error == pytest.approx(math.sqrt(2 * 0.1**2 / 3))
     assert found["elle-a", "16/255"].verdict == "no std"
+
+
+@pytest.mark.parametrize(
+    ("difference", "verdict"), [(0.2, "inside"), (-0.2, "inside"), (0.22, "outside"), (-0.22, "outside")]
+)
+def test_a_difference_is_judged_by_its_size_in_both_directions(collected, difference, verdict):
+    """Two joint standard errors are 0.2, and two printed decimals may hide another 0.005."""
+    one = compare(collected)[0]
+    std = 0.1 * math.sqrt(3 / 2)
+    expected = replace(one.expected, value=44.0, std=std)
+    judged = replace(one, expected=expected, score=Score(44.0 + difference, std, 3))
+    assert judged.joint_error == pytest.approx(0.1)
+    assert (judged.verdict, judged.inside) == (verdict, verdict == "inside")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [(True, False, "ours collapsed"), (False, True, "paper's collapsed"), (True, True, "both collapsed")],
+)
+def test_who_collapsed_is_said_and_nothing_else_judged(collected, ours, theirs, verdict):
+    one = compare(collected)[0]
+    expected = replace(one.expected, collapsed=theirs, std=0.1)
+    judged = replace(one, expected=expected, score=Score(44.0, 0.1, 3, collapsed=ours))
+    assert (judged.verdict, judged.inside) == (verdict, None)
+
+
+def test_a_step_is_written_in_milliseconds():
+    assert written(0.0125, 0.0005, "seconds per step") == "12.50 ± 0.50"
+    assert written(12.5, None, "seconds per epoch") == "12.50"
+    assert [unit(metric)[0] for metric in ("seconds per step", "seconds per epoch", "pgd-20")] == ["ms", "s", "%"]
 
 
 def test_the_report_has_every_format_and_is_the_same_twice(folder, elle):
