@@ -157,17 +157,20 @@ def test_where_the_loss_is_affine_every_metric_is_zero():
         assert metric(model, x, y, EPS).abs().max() < 1e-9
 
 
-def test_the_finite_difference_misalignment_is_equation_8():
-    """On an affine loss w.x: 1 - sign((u.w)(v.w)) cos(u, v) for the two Gaussian directions drawn."""
-    h, (x, y) = Polynomial(cubic=0), inputs()
-    h.A = torch.zeros_like(h.A)
+@pytest.mark.parametrize("curved", [False, True])
+def test_the_finite_difference_misalignment_is_equation_8(curved):
+    """1 - sign((L(x + su) - L(x)) (L(x' + sv) - L(x'))) cos(u, v), x' in the ball; an affine loss has u.w and v.w."""
+    h, (x, y) = Polynomial(cubic=0), inputs(50)
+    h.A = h.A * curved
     torch.manual_seed(5)
-    found = linearity.finite_difference_misalignment(AsLoss(h), x, y, EPS)
+    found = linearity.finite_difference_misalignment(AsLoss(h, offset=100.0), x, y, 1.0)
     torch.manual_seed(5)
-    uniform_in_ball(x, EPS)
+    moved = x + uniform_in_ball(x, 1.0)
     u, v = (torch.randn(x.shape, dtype=x.dtype) for _ in range(2))
-    cosine = nn.functional.cosine_similarity(u, v)
-    torch.testing.assert_close(found, 1 - torch.sign((u @ h.b) * (v @ h.b)) * cosine)
+    slopes = [(h(point + 1e-3 * way) - h(point))[:, 0] for point, way in ((x, u), (moved, v))]
+    agreement = torch.sign(slopes[0] * slopes[1])
+    assert torch.equal(agreement, torch.sign((u @ h.b) * (v @ h.b))) is not curved
+    torch.testing.assert_close(found, 1 - agreement * nn.functional.cosine_similarity(u, v))
 
 
 def test_the_worst_alpha_of_a_quadratic_is_its_middle():
