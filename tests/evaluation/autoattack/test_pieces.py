@@ -85,6 +85,8 @@ def test_the_way_to_a_hyperplane_is_the_originals(norm, original, far):
     assert (x + way).min() >= -1e-6
     assert (x + way).max() <= 1 + 1e-6
     torch.testing.assert_close((slope * way).sum(1), -value.clamp(min=-reach), rtol=1e-4, atol=1e-4)
+    # The same plane described from its other side.
+    assert torch.equal(shortest_way(x, -slope, -value, norm), way)
 
 
 @pytest.mark.parametrize("norm", NORMS)
