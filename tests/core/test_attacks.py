@@ -445,7 +445,7 @@ def test_fgsm_is_clipped_where_it_is_asked(norm):
 
 
 def test_pgd_steps_as_far_as_alpha_says():
-    """Of two classes, with a constant direction: two steps of 0.6 eps from a start that is drawn after the same seed."""
+    """Of two classes, with a constant direction: two steps of 0.6 eps from a start drawn after the same seed."""
     model, x = Affine(classes=2), torch.full((16, 12), 0.5)
     y = torch.arange(16) % 2
     towards = ((model.weight[1] - model.weight[0]).detach() * (1 - 2 * y).unsqueeze(1)).sign()
