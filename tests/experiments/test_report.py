@@ -382,7 +382,7 @@ def test_the_verdicts_stand_beside_both_numbers(collected):
     assert list(table.rows[1]) == [
         *("fgsm, eps 16/255", "0.00 ± 0.00", "0.01 ± 0.01", "-0.01", "both collapsed", "0.01", "3"),
     ]
-    assert table.marks[1, 1] == table.marks[1, 2] == "collapsed"
+    assert table.marks == {(1, 1): "collapsed", (1, 2): "collapsed"}
 
 
 def test_a_band_needs_as_many_spreads_as_points():
@@ -477,7 +477,7 @@ def test_a_table_of_many_columns_is_turned(folder):
     table = result_tables(runs, lay_out(runs))[0]
     assert table.columns == ("eps \\ method", "fgsm", "n-fgsm")
     assert table.rows[8] == ["9/255", "45.00", "47.00"]
-    assert (table.marks[8, 2], table.marks[8, 1]) == ("best", "second")
+    assert table.marks == {(row, column): name for row in range(9) for column, name in ((2, "best"), (1, "second"))}
 
 
 def test_figures_of_an_earlier_report_do_not_stay_among_the_new(folder, collected):
