@@ -12,7 +12,7 @@ import pytest
 from elle.errors import InputError
 from elle.experiments.bars import Bar, Bars, draw_bars
 from elle.experiments.chart import Chart, Series, draw
-from elle.experiments.collected import Score, gather, measured, telling_keys
+from elle.experiments.collected import Score, Setting, gather, measured, telling_keys
 from elle.experiments.comparison import compare
 from elle.experiments.layout import lay_out
 from elle.experiments.page import Table
@@ -94,6 +94,22 @@ def test_tables_hold_mean_and_std_and_mark_the_best(collected):
         **{(1, 1): "best", (2, 1): "second", (2, 2): "best", (1, 2): "second"},
         (0, 2): "collapsed",  # and PGD-10, the reference, is not marked
     }
+
+
+def test_a_score_is_the_mean_and_the_sample_s_std_and_one_collapsed_seed_marks_it(tmp_path):
+    runs = []
+    for seed, value in enumerate((10, 20, 60)):
+        path = run_directory(tmp_path / str(seed), f"seed={seed}", "model=small-cnn", fall=4 if seed == 1 else None)
+        write_result(path, value)
+        runs.append(open_run(path))
+    assert Setting(runs).score("autoattack") == Score(pytest.approx(30), pytest.approx(math.sqrt(700)), 3, True)
+    assert Setting(runs[::2]).score("autoattack") == Score(pytest.approx(35), pytest.approx(math.sqrt(1250)), 2, False)
+    assert Setting(runs[:1]).score("autoattack") == Score(pytest.approx(10), None, 1, False)
+
+
+def test_the_validation_accuracy_is_that_of_the_last_epoch(tmp_path):
+    run = run_directory(tmp_path / "run", "validation=100", "model=small-cnn", epochs=6, fall=6)
+    assert measured(open_run(run))["validation pgd-10"] == pytest.approx(1.0)
 
 
 def test_differences_are_judged_by_two_joint_standard_errors(collected):
