@@ -432,3 +432,40 @@ def test_inference_mode_around_an_attack_changes_nothing(attack, model, data):
     with torch.inference_mode():
         assert torch.equal(attacked(*data), expected)
         assert torch.equal(attacked(*(part.clone() for part in data)), expected)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_fgsm_is_clipped_where_it_is_asked(norm):
+    model, x = Affine(), torch.rand(16, 12, generator=torch.Generator().manual_seed(0)).round()
+    y = torch.arange(16) % 4
+    x_adv = fgsm(model, x, y, EPS, norm=norm)
+    assert x_adv.aminmax()[0] < 0
+    assert x_adv.aminmax()[1] > 1
+    assert torch.equal(fgsm(model, x, y, EPS, clip=True, norm=norm), x_adv.clip(0, 1))
+
+
+def test_pgd_steps_as_far_as_alpha_says():
+    """Of two classes, with a constant direction: two steps of 0.6 eps from a start drawn after the same seed."""
+    model, x = Affine(classes=2), torch.full((16, 12), 0.5)
+    y = torch.arange(16) % 2
+    towards = ((model.weight[1] - model.weight[0]).detach() * (1 - 2 * y).unsqueeze(1)).sign()
+    torch.manual_seed(0)
+    delta = (2 * torch.rand_like(x) - 1) * EPS
+    for _ in range(2):
+        delta = (delta + 0.6 * EPS * towards).clip(-EPS, EPS)
+    torch.manual_seed(0)
+    torch.testing.assert_close(pgd(model, x, y, EPS, steps=2, alpha=0.6), x + delta)
+    assert (delta.abs() < 0.99 * EPS).any()
+
+
+def test_two_random_points_agree_like_more():
+    model, x = Affine(classes=2), torch.rand(4, 12)
+    y = torch.arange(4) % 2
+    x_adv = SignStep(noise=1, agree=2)(model, x, y, EPS)
+    torch.testing.assert_close(x_adv, fgsm(model, x, y, EPS))  # from x, and not from a random point
+
+
+def test_a_replayed_perturbation_is_trained_on_inside_the_pixel_range_where_that_is_asked():
+    x, delta = torch.tensor([[0.0, 0.5, 1.0, 1.0]]), torch.tensor([[-0.1, 0.1, 0.1, -0.1]])
+    torch.testing.assert_close(Replay(clip=True).points(x, delta), torch.tensor([[0.0, 0.6, 1.0, 0.9]]))
+    torch.testing.assert_close(Replay(clip=False).points(x, delta), torch.tensor([[-0.1, 0.6, 1.1, 0.9]]))

@@ -537,3 +537,24 @@ def test_the_gradient_of_the_original_llr_agrees_with_differences_at_a_frozen_po
 def test_a_bad_setting_is_refused_by_name(make, name):
     with pytest.raises(ValueError, match=f"^{name} is "):
         make()
+
+
+@pytest.mark.parametrize(
+    ("fields", "share", "factor"),
+    [
+        ({}, 0.99, 1),
+        ({"late": 4.0}, 0.85, 1),
+        ({"late": 4.0}, 0.86, 4),
+        ({"late": 4.0}, 1.0, 4),
+        ({"ramp": True}, 0.0, 0),
+        ({"ramp": True}, 0.45, 0.5),
+        ({"ramp": True}, 0.95, 1),
+    ],
+)
+def test_the_weight_of_the_guide_is_what_the_share_of_the_training_makes_it(fields, share, factor):
+    model, (x, y) = Watched(smooth_net()), flat_images()
+    found, _ = Guided(in_eval_mode, weight=10.0, **fields)(model, x, y, x, 0.3, when(1, share))
+    here, there = model.network(x), model.network(model.seen[-2])
+    distance = (here.softmax(1) - there.softmax(1)).square().sum(1).mean()
+    torch.testing.assert_close(found, F.cross_entropy(there, y) + 10 * factor * distance)
+    assert 10 * distance > 0.01

@@ -77,9 +77,10 @@ def test_proposition_1_holds_with_its_cubic_remainder(a):
 def test_proposition_2_holds_with_one_sixteenth(cubic, quintic):
     """The 5-point stencil is D^2 h(x_d) / 16 for every polynomial of degree 5; the paper's 1/25 is a slip."""
     h, (x, y) = Polynomial(cubic, quintic), inputs()
-    error = Linearity(form="5-point", power=1)(h, x, y, EPS, own_value)
-    x_a, _, x_d, _, x_b = h.points[0].chunk(5)
-    torch.testing.assert_close(error, h.second(x_d, x_a - x_b).abs() / 16, rtol=1e-9, atol=1e-12)
+    form = Linearity(form="5-point", power=1)
+    x_a, x_b, _ = drawn = form.draw(x, EPS)
+    error = form(h, x, y, EPS, own_value, drawn=drawn)
+    torch.testing.assert_close(error, h.second((x_a + x_b) / 2, x_a - x_b).abs() / 16, rtol=1e-9, atol=1e-12)
 
 
 def test_proposition_3_holds_on_a_quadratic():
@@ -156,17 +157,20 @@ def test_where_the_loss_is_affine_every_metric_is_zero():
         assert metric(model, x, y, EPS).abs().max() < 1e-9
 
 
-def test_the_finite_difference_misalignment_is_equation_8():
-    """On an affine loss w.x: 1 - sign((u.w)(v.w)) cos(u, v) for the two Gaussian directions drawn."""
-    h, (x, y) = Polynomial(cubic=0), inputs()
-    h.A = torch.zeros_like(h.A)
+@pytest.mark.parametrize("curved", [False, True])
+def test_the_finite_difference_misalignment_is_equation_8(curved):
+    """1 - sign((L(x + su) - L(x)) (L(x' + sv) - L(x'))) cos(u, v), x' in the ball; an affine loss has u.w and v.w."""
+    h, (x, y) = Polynomial(cubic=0), inputs(50)
+    h.A = h.A * curved
     torch.manual_seed(5)
-    found = linearity.finite_difference_misalignment(AsLoss(h), x, y, EPS)
+    found = linearity.finite_difference_misalignment(AsLoss(h, offset=100.0), x, y, 1.0)
     torch.manual_seed(5)
-    uniform_in_ball(x, EPS)
+    moved = x + uniform_in_ball(x, 1.0)
     u, v = (torch.randn(x.shape, dtype=x.dtype) for _ in range(2))
-    cosine = nn.functional.cosine_similarity(u, v)
-    torch.testing.assert_close(found, 1 - torch.sign((u @ h.b) * (v @ h.b)) * cosine)
+    slopes = [(h(point + 1e-3 * way) - h(point))[:, 0] for point, way in ((x, u), (moved, v))]
+    agreement = torch.sign(slopes[0] * slopes[1])
+    assert torch.equal(agreement, torch.sign((u @ h.b) * (v @ h.b))) is not curved
+    torch.testing.assert_close(found, 1 - agreement * nn.functional.cosine_similarity(u, v))
 
 
 def test_the_worst_alpha_of_a_quadratic_is_its_middle():
@@ -177,6 +181,22 @@ def test_the_worst_alpha_of_a_quadratic_is_its_middle():
     largest = h.second(x, x_a - x_b).abs() / 8
     assert (worst <= largest * (1 + 1e-9)).all()
     assert (worst >= 0.95 * largest).all()
+
+
+def test_the_worst_alpha_is_sought_in_ten_steps_that_stay_between_the_ends():
+    """With a kink at 0.95 a step from 0.93 ends beyond x_b, where the gap would grow for ever."""
+    seen = []
+
+    def kink(x: Tensor) -> Tensor:
+        seen.append(x.detach())
+        return (x - 0.95).clamp(min=0)
+
+    x_a, x_b = torch.zeros(2, 1, dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64)
+    drawn = x_a, x_b, torch.tensor([0.93, 0.5], dtype=torch.float64)
+    Linearity(alpha="max")(kink, x_a, torch.zeros(2, dtype=torch.int64), 1.0, own_value, drawn=drawn)
+    assert len(seen) == 1 + 10 + 1  # the ends, the steps, the three points
+    assert torch.stack(seen[1:-1]).aminmax() == (0.5, 1)
+    torch.testing.assert_close(torch.cat(seen[1:4])[1::2, 0], torch.tensor([0.5, 0.6, 0.7], dtype=torch.float64))
 
 
 def test_points_uniform_in_the_l1_ball_have_the_moments_of_the_uniform_law():

@@ -143,6 +143,14 @@ PROBED = {
         [RISING[0], *[fooled()] * 3, *RISING[1:]],
         [("collapse", 30, 20), ("recovery", 60, 50)],
     ),
+    "a network that was fooled and becomes accurate but stays bent": (
+        [RISING[0], *[fooled()] * 3, *[one | {"error": 1e-2} for one in RISING[1:]]],
+        [("collapse", 30, 20)],
+    ),
+    "a fall and back, of a network that always was bent": (
+        [*[one | {"error": 1e-3} for one in RISING], *[fallen()] * 2, *[one | {"error": 5e-3} for one in RISING[3:]]],
+        [("collapse", 80, 70), ("recovery", 100, 90)],
+    ),
     "noise around the chance of a hundred classes": (
         [reading(0, count / 128, single=0.05, error=1e-3, chance=0.01) for count in (1, 5, 0, 1, 2, 6, 1, 0)],
         [],

@@ -177,8 +177,56 @@ def entry(correct, total=100, **more):
     return {"accuracy": correct / total, "correct": correct, "total": total} | more
 
 
-def passed(attacks, name, total=100):
-    return next(one for one in check(attacks, {}, total) if one["check"] == name)
+def passed(attacks, name, total=100, facts=None):
+    return next(one for one in check(attacks, facts or {}, total) if one["check"] == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "words"),
+    [
+        ("gradients", {"zero_gradient": 0, "right": 0}, ""),
+        ("gradients", {"zero_gradient": 1, "right": 100}, ""),
+        ("gradients", {"zero_gradient": 9, "right": 100}, ""),
+        ("gradients", {"zero_gradient": 10, "right": 100}, "10 of 100 correct images"),
+        ("gradients", {"zero_gradient": 1, "right": 10}, "1 of 10 correct images"),
+        ("classifier", {"predicted_3": 94, "predicted_7": 6, "label_3": 50, "label_7": 50}, ""),
+        ("classifier", {"predicted_3": 95, "predicted_7": 5, "label_3": 50, "label_7": 50}, "class 3 on 95 of 100"),
+        ("classifier", {"predicted_3": 96, "predicted_7": 4, "label_3": 95, "label_7": 5}, ""),  # as the images are
+        ("classifier", {"predicted_3": 100, "label_7": 100}, ""),  # images of one class
+        ("classifier", {"probabilities": 99}, ""),
+        ("classifier", {"probabilities": 100}, "probabilities, not logits"),
+        ("classifier", {"saturated": 49}, ""),
+        ("classifier", {"saturated": 50}, "saturated"),
+    ],
+)
+def test_a_symptom_counts_from_its_share_of_the_images_on(name, facts, words):
+    one = passed({}, name, facts=facts)
+    assert one["passed"] is (words == "")
+    assert words in one["words"]
+
+
+@pytest.mark.parametrize(
+    ("total", "broken", "passes"), [(1000, 10, True), (1000, 11, False), (50, 1, True), (50, 2, False)]
+)
+def test_one_image_in_a_hundred_may_be_square_s_luck(total, broken, passes):
+    parts = [{"attack": "square", "broken": broken, "correct": 20}]
+    assert passed({"autoattack": entry(20, total, parts=parts)}, "black-box", total)["passed"] is passes
+    apart = {"pgd-20": entry(40, total), "apgd-ce": entry(30, total), "square": entry(30 - broken, total)}
+    assert passed(apart, "black-box", total)["passed"] is passes
+
+
+@pytest.mark.parametrize(("attacks", "passes"), [(("pgd-20",), None), (("square",), None), (("autoattack",), True)])
+def test_square_is_compared_where_it_ran_beside_an_attack_by_the_gradient(attacks, passes):
+    assert passed(dict.fromkeys(attacks, entry(40)), "black-box")["passed"] is passes
+
+
+@pytest.mark.parametrize(
+    ("single", "multi", "passes"), [(60, 31, True), (60, 30, False), (25, 6, True), (25, 4, False)]
+)
+def test_many_steps_must_be_stronger_by_a_fifth_and_by_half(single, multi, passes):
+    one = passed({"fgsm": entry(single), "apgd-ce": entry(50), "pgd-20": entry(multi)}, "single-step")
+    assert one["passed"] is passes
+    assert passes or f"{single}.0% under FGSM and {multi}.0% under pgd-20" in one["words"]
 
 
 def test_square_finding_what_the_others_left_is_named():

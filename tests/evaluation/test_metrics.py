@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from elle.core.attacks import fgsm
+from elle.core.attacks import fgsm, pgd
 from elle.core.linearity import Linearity
 from elle.errors import InputError, WorkError
 from elle.evaluation import metrics
@@ -64,6 +64,12 @@ def gaps(model, form, x, y, eps, adversarial=None):
     ("name", "form"),
     [
         ("error_smooth", Linearity(power="smooth-l1")),
+        ("error_two", Linearity(samples=2)),
+        ("error_half", Linearity(alpha=0.5)),
+        ("error_max", Linearity(alpha="max")),
+        ("error_5point", Linearity(form="5-point")),
+        ("error_l2", Linearity(norm="l2")),
+        ("error_l1", Linearity(norm="l1")),
         ("error_logits", Linearity(power=1, on="logits")),
         ("error_5point_logits", Linearity(form="5-point", power=1, on="logits")),
         ("error_l1_logits", Linearity(norm="l1", power=1, on="logits")),
@@ -91,6 +97,19 @@ def test_the_two_point_error_reaches_to_the_fgsm_point_of_its_norm(model, data, 
     expected = gaps(model, Linearity(form="2p", power=1, norm=norm), x, y, 0.3, adversarial)
     found = linearity_metrics(model, x, y, 0.3, metric="error_2p", norm=norm, seed=5)["error_2p"]
     assert found["mean"] == pytest.approx(float(expected.mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_loss_ratio_is_the_single_step_loss_over_the_multi_step_loss(model, data, norm):
+    x, y = data
+    torch.manual_seed(5)
+    single = fgsm(model.eval(), x, y, 0.3, clip=True, norm=norm)
+    multi = pgd(model, x, y, 0.3, steps=20, norm=norm)
+    with torch.no_grad():
+        losses = [-model(points).double().log_softmax(1)[range(len(y)), y] for points in (single, multi)]
+    found = linearity_metrics(model, x, y, 0.3, metric="loss_ratio", norm=norm, seed=5)["loss_ratio"]
+    assert found["mean"] == pytest.approx(float((losses[0] / losses[1]).mean()), rel=1e-5)
+    assert found["mean"] < 0.999  # the other way round it would be above 1
 
 
 def test_what_steps_to_an_adversarial_point_is_left_out_in_l1_and_refused_by_name(model, data):

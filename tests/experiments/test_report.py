@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,13 +12,13 @@ import pytest
 from elle.errors import InputError
 from elle.experiments.bars import Bar, Bars, draw_bars
 from elle.experiments.chart import Chart, Series, draw
-from elle.experiments.collected import gather, measured, telling_keys
+from elle.experiments.collected import Score, Setting, gather, measured, telling_keys
 from elle.experiments.comparison import compare
 from elle.experiments.layout import lay_out
 from elle.experiments.page import Table
 from elle.experiments.report import write_report
 from elle.experiments.report_figures import report_figures
-from elle.experiments.report_tables import comparison_table, markdown, result_tables
+from elle.experiments.report_tables import comparison_table, markdown, result_tables, unit, written
 from elle.experiments.rundir import open_run
 
 from .runs import run_directory
@@ -95,6 +96,22 @@ def test_tables_hold_mean_and_std_and_mark_the_best(collected):
     }
 
 
+def test_a_score_is_the_mean_and_the_sample_s_std_and_one_collapsed_seed_marks_it(tmp_path):
+    runs = []
+    for seed, value in enumerate((10, 20, 60)):
+        path = run_directory(tmp_path / str(seed), f"seed={seed}", "model=small-cnn", fall=4 if seed == 1 else None)
+        write_result(path, value)
+        runs.append(open_run(path))
+    assert Setting(runs).score("autoattack") == Score(pytest.approx(30), pytest.approx(math.sqrt(700)), 3, True)
+    assert Setting(runs[::2]).score("autoattack") == Score(pytest.approx(35), pytest.approx(math.sqrt(1250)), 2, False)
+    assert Setting(runs[:1]).score("autoattack") == Score(pytest.approx(10), None, 1, False)
+
+
+def test_the_validation_accuracy_is_that_of_the_last_epoch(tmp_path):
+    run = run_directory(tmp_path / "run", "validation=100", "model=small-cnn", epochs=6, fall=6)
+    assert measured(open_run(run))["validation pgd-10"] == pytest.approx(1.0)
+
+
 def test_differences_are_judged_by_two_joint_standard_errors(collected):
     found = {(one.setting.config.method, one.setting.label("eps")): one for one in compare(collected)}
     n_fgsm = found["n-fgsm", "8/255"]
@@ -106,6 +123,36 @@ def test_differences_are_judged_by_two_joint_standard_errors(collected):
     elle_a = found["elle-a", "8/255"]  # the paper has no std there: ours stands for it
     assert elle_a.joint_error == pytest.approx(math.sqrt(2 * 0.1**2 / 3))
     assert found["elle-a", "16/255"].verdict == "no std"
+
+
+@pytest.mark.parametrize(
+    ("difference", "verdict"), [(0.2, "inside"), (-0.2, "inside"), (0.22, "outside"), (-0.22, "outside")]
+)
+def test_a_difference_is_judged_by_its_size_in_both_directions(collected, difference, verdict):
+    """Two joint standard errors are 0.2, and two printed decimals may hide another 0.005."""
+    one = compare(collected)[0]
+    std = 0.1 * math.sqrt(3 / 2)
+    expected = replace(one.expected, value=44.0, std=std)
+    judged = replace(one, expected=expected, score=Score(44.0 + difference, std, 3))
+    assert judged.joint_error == pytest.approx(0.1)
+    assert (judged.verdict, judged.inside) == (verdict, verdict == "inside")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [(True, False, "ours collapsed"), (False, True, "paper's collapsed"), (True, True, "both collapsed")],
+)
+def test_who_collapsed_is_said_and_nothing_else_judged(collected, ours, theirs, verdict):
+    one = compare(collected)[0]
+    expected = replace(one.expected, collapsed=theirs, std=0.1)
+    judged = replace(one, expected=expected, score=Score(44.0, 0.1, 3, collapsed=ours))
+    assert (judged.verdict, judged.inside) == (verdict, None)
+
+
+def test_a_step_is_written_in_milliseconds():
+    assert written(0.0125, 0.0005, "seconds per step") == "12.50 ± 0.50"
+    assert written(12.5, None, "seconds per epoch") == "12.50"
+    assert [unit(metric)[0] for metric in ("seconds per step", "seconds per epoch", "pgd-20")] == ["ms", "s", "%"]
 
 
 def test_the_report_has_every_format_and_is_the_same_twice(folder, elle):
@@ -351,7 +398,7 @@ def test_the_verdicts_stand_beside_both_numbers(collected):
     assert list(table.rows[1]) == [
         *("fgsm, eps 16/255", "0.00 ± 0.00", "0.01 ± 0.01", "-0.01", "both collapsed", "0.01", "3"),
     ]
-    assert table.marks[1, 1] == table.marks[1, 2] == "collapsed"
+    assert table.marks == {(1, 1): "collapsed", (1, 2): "collapsed"}
 
 
 def test_a_band_needs_as_many_spreads_as_points():
@@ -446,7 +493,7 @@ def test_a_table_of_many_columns_is_turned(folder):
     table = result_tables(runs, lay_out(runs))[0]
     assert table.columns == ("eps \\ method", "fgsm", "n-fgsm")
     assert table.rows[8] == ["9/255", "45.00", "47.00"]
-    assert (table.marks[8, 2], table.marks[8, 1]) == ("best", "second")
+    assert table.marks == {(row, column): name for row in range(9) for column, name in ((2, "best"), (1, "second"))}
 
 
 def test_figures_of_an_earlier_report_do_not_stay_among_the_new(folder, collected):

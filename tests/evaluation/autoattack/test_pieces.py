@@ -7,10 +7,12 @@ from pyautoattack.fab_projections import projection_l1, projection_l2, projectio
 
 from elle.evaluation.autoattack import noise
 from elle.evaluation.autoattack.hyperplane import shortest_way
-from elle.evaluation.autoattack.norms import inside, length, settled
+from elle.evaluation.autoattack.norms import inside, length, settled, unit
 from elle.evaluation.autoattack.objectives import runners_up, targeted_dlr, violation
 from elle.evaluation.autoattack.schedule import checkpoints, plan
 from elle.evaluation.autoattack.windows import two_bumps, window_plan
+
+from .conftest import size
 
 NORMS = ("linf", "l2", "l1")
 ORIGINAL = {"linf": projection_linf, "l2": projection_l2, "l1": projection_l1}
@@ -32,7 +34,27 @@ def test_a_projected_point_is_in_ball_and_box(norm, eps):
     for x_adv in (inside(x + delta, x, radius, norm), settled(x + delta, x, eps, norm)):
         assert x_adv.min() >= 0
         assert x_adv.max() <= 1
-        assert length((x_adv - x).double(), norm).max() <= eps + 1e-6
+        assert size(x_adv - x, norm).max() <= eps + 1e-6
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_point_far_outside_comes_to_the_edge_and_no_further(norm):
+    x, delta = torch.full((40, 3, 4, 4), 0.5), 5 * some_points()[1]
+    for x_adv in (inside(x + delta, x, torch.full((40, 1, 1, 1), 0.3), norm), settled(x + delta, x, 0.3, norm)):
+        torch.testing.assert_close(
+            size(x_adv - x, norm), torch.full((40,), 0.3, dtype=torch.float64), rtol=1e-5, atol=0
+        )
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_lengths_and_units_are_those_of_the_norm(norm):
+    _, delta = some_points()
+    for signed in (delta, -delta.abs()):
+        torch.testing.assert_close(length(signed.double(), norm), size(signed, norm))
+    direction = delta.double() / size(delta, norm).view(-1, 1, 1, 1)
+    for scale in (1, 1e-30, 1e30):
+        torch.testing.assert_close(unit(scale * delta, norm).double(), direction, rtol=1e-5, atol=1e-7)
+    assert torch.equal(unit(0 * delta, norm), 0 * delta)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -59,10 +81,12 @@ def test_the_way_to_a_hyperplane_is_the_originals(norm, original, far):
     value = -far * reach
     way = shortest_way(x, slope, value, norm)
     offset = (slope * x).sum(1) - value
-    torch.testing.assert_close(length(way, norm), length(original(x, slope, offset), norm), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(size(way, norm), size(original(x, slope, offset), norm), rtol=1e-4, atol=1e-5)
     assert (x + way).min() >= -1e-6
     assert (x + way).max() <= 1 + 1e-6
     torch.testing.assert_close((slope * way).sum(1), -value.clamp(min=-reach), rtol=1e-4, atol=1e-4)
+    # The same plane described from its other side.
+    assert torch.equal(shortest_way(x, -slope, -value, norm), way)
 
 
 @pytest.mark.parametrize("norm", NORMS)

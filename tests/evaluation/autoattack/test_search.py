@@ -6,8 +6,9 @@ from torch import nn
 
 from elle.errors import InputError
 from elle.evaluation.autoattack import ORDER, Budget, adaptations, reference, search
-from elle.evaluation.autoattack.norms import length
 from tests.networks import bfloat16_autocast, conv_net, images
+
+from .conftest import size
 
 EPS = {"linf": 0.1, "l2": 0.6, "l1": 1.5}
 SHORT = Budget(steps=20, queries=100)
@@ -29,7 +30,7 @@ def test_what_comes_back_is_broken_inside_ball_and_box_or_untouched(digits_net, 
     assert 10 < broken.sum() < 115
     assert x_adv.min() >= 0
     assert x_adv.max() <= 1
-    assert length((x_adv - x).double(), norm).max() <= EPS[norm] + 1e-6
+    assert size(x_adv - x, norm).max() <= EPS[norm] + 1e-6
 
 
 @pytest.mark.parametrize("name", ORDER)
