@@ -133,7 +133,7 @@ def test_a_difference_is_judged_by_its_size_in_both_directions(collected, differ
     one = compare(collected)[0]
     std = 0.1 * math.sqrt(3 / 2)
     expected = replace(one.expected, value=44.0, std=std)
-    judged = replace(one, expected=expected, score=Score(44.0 + difference, std, 3))
+    judged = replace(one, expected=expected, score=Score(44.0 + difference, std, 3, collapsed=False))
     assert judged.joint_error == pytest.approx(0.1)
     assert (judged.verdict, judged.inside) == (verdict, verdict == "inside")
 
