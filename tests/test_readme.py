@@ -143,3 +143,21 @@ def test_the_table_of_steps_is_what_was_measured():
         epoch = row["ms"] * 382 / 1000  # steps of 128 in the 49,000 images that are trained on
         numbers = [f"{row['ms']:.2f}", f"{epoch:.2f}", f"{row['tflops']:.0f}", f"{row['peak_mib']:.0f}"]
         assert f"| `{row['method']}` | {row['passes']} | {' | '.join(numbers)} | {row['ratio']:.2f} |" in page
+
+
+def test_the_table_of_both_engines_is_what_was_measured():
+    results = ROOT / "benchmarks" / "results"
+    runs = json.loads((results / "autoattack-nvidia-h200-torch2.11.0.json").read_text())["runs"]
+    page = (ROOT / "docs" / "autoattack.md").read_text()
+    whole = [run for run in runs if run["of"] == 10_000]
+    rows = re.findall(r"^\| `([\w-]+)`.*? \| (\d+/255) \| 10,000 \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == len(whole) == 4
+    for method, eps, cells in rows:
+        (found,) = [run["found"] for run in whole if (run["run"], run["eps"]) == (f"{method}-8", eps)]
+        ours, theirs = (found["engines"][name]["square"]["standing"] / 100 for name in ("fast", "reference"))
+        alone = [len(found[f"broken_by_{name}_alone"]) for name in ("fast", "reference")]
+        assert cells == f"{ours:.2f} % | {theirs:.2f} % | {alone[0]} | {alone[1]}"
+        assert abs(ours - theirs) <= 0.1
+    pgd = json.loads((results / "pgd-50-10-nvidia-h200-torch2.11.0.json").read_text())
+    assert f"**{pgd['seconds']:.1f} s**" in page
+    assert f"{100 * pgd['attacks']['pgd-50-10']['accuracy']:.2f} %" in page
