@@ -52,6 +52,11 @@ def test_the_two_point_form_is_refused_where_the_network_is_not_trained_at_the_a
     assert configured("trades+elle", options={"regulariser": {"form": "2p"}}).regulariser.form == "2p"
 
 
+def test_the_two_point_form_is_refused_where_its_gradient_would_move_the_attack():
+    with pytest.raises(InputError, match="form=2p is not for free.elle: its perturbation would go up the penalty too"):
+        configured("free+elle", options={"regulariser": {"form": "2p"}})
+
+
 def test_clipping_reaches_the_attack_and_the_regulariser_unless_an_option_says_otherwise():
     method = configured("elle-a", clip=True)
     assert (method.attack.clip, method.regulariser.clip) == (True, True)

@@ -343,6 +343,8 @@ def configured(
     attacked = method.attack is not None and not isinstance(method.loss, VertexMix)
     if not attacked and getattr(method.regulariser, "form", "") == "2p":
         raise InputError(f"method.regulariser.form=2p needs the attack's points, where {name} does not train")
+    if isinstance(method.attack, Replay) and getattr(method.regulariser, "form", "") == "2p":
+        raise InputError(f"method.regulariser.form=2p is not for {name}: its perturbation would go up the penalty too")
     return method
 
 

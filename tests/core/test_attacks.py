@@ -341,6 +341,21 @@ def test_where_random_points_agree_the_full_step_is_taken_and_elsewhere_none():
     assert 0 < (moved > EPS / 2).float().mean() < 1
 
 
+def test_the_random_points_that_are_to_agree_are_images_where_the_attack_clips():
+    network, seen = smooth_net(12), []
+
+    def model(points):
+        seen.append(points.detach())
+        return network(points)
+
+    x, y = torch.rand(5, 12).round(), torch.zeros(5, dtype=torch.int64)  # every pixel is at an end
+    SignStep(alpha=2, noise=1, agree=3, clip=True)(model, x, y, EPS)
+    assert len(seen) == 3
+    for points in seen:
+        assert 0 <= points.min() < points.max() <= 1
+        assert 0 < ((points - x).abs() > 1e-6).float().mean() < 1  # half of the noise is inward, and stays
+
+
 def test_the_kl_objective_moves_the_prediction_and_ignores_the_labels():
     net = smooth_net(12)
     x, y = torch.rand(5, 12), torch.zeros(5, dtype=torch.int64)

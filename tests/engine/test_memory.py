@@ -69,6 +69,16 @@ def test_the_update_and_the_running_statistics_are_the_plain_step_s(precision):
     torch.testing.assert_close(low.records, plain.records, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.double_backpropagation])
+def test_a_penalty_beside_double_backpropagation_is_that_of_the_plain_step(method):
+    """The backward computes the blocks anew with the layers that the forward had, and not with torch's own."""
+    plain, low = (make_step(f"{method}+elle", memory) for memory in ("auto", "low"))
+    (expected, statistics), (found, still) = after_one_step(plain), after_one_step(low)
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+    torch.testing.assert_close(still, statistics, rtol=0, atol=0)
+    torch.testing.assert_close(low.records, plain.records, rtol=0, atol=0, equal_nan=True)
+
+
 def peak_activations(step):
     with PeakBytes(*step.model.parameters(), *step.model.buffers()) as footprint:
         step(torch.arange(len(step.data)))

@@ -121,7 +121,7 @@ class SignStep:
     def _agreement(self, model: Model, x: Tensor, target: Tensor, eps: float | Tensor) -> Tensor:
         votes = torch.zeros_like(x)
         for _ in range(self.agree):
-            votes += self._gradient(model, self._started(x, eps), target).nan_to_num().sign()
+            votes += self._gradient(model, self.first_point(x, eps), target).nan_to_num().sign()
         return _normalised(votes * (votes.abs() == self.agree), self.norm)
 
     def _gradient(self, model: Model, x: Tensor, target: Tensor) -> Tensor:

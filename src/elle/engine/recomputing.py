@@ -21,6 +21,7 @@ from elle.errors import InputError
 from elle.methods import Method
 from elle.models.residual import PreActBlock, PreActResNet
 
+Context = Callable[[], contextlib.AbstractContextManager[None]]
 _RANDOM = ("DropPath", "StochasticDepth")
 """Layers of others that draw numbers, by the name of their class."""
 
@@ -57,8 +58,13 @@ def _inner(module: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextlib.contextmanager
-def recomputed(model: nn.Module, blocks: Collection[nn.Module]) -> Iterator[None]:
-    """Within it, a forward of these blocks of the model keeps their inputs only."""
+def recomputed(
+    model: nn.Module, blocks: Collection[nn.Module], around: Context = contextlib.nullcontext
+) -> Iterator[None]:
+    """Within it, a forward of these blocks of the model keeps their inputs only.
+
+    `around` is what the caller has the forward in, other than autocast: a backward is outside of it and enters it anew.
+    """
     if blocks:
         # Of a half-precision copy made before the forward, the gradient would be held until the backward's very end.
         torch.clear_autocast_cache()
@@ -68,18 +74,18 @@ def recomputed(model: nn.Module, blocks: Collection[nn.Module]) -> Iterator[None
         for block in blocks:
             whole = block.forward
             if isinstance(block, PreActBlock):
-                whole = partial(_by_layers, block, whole)
+                whole = partial(_by_layers, block, whole, around)
             if block in first:
                 # The stem's output is as large as a block's: kept are the images, and the block begins with the stem.
                 whole = partial(_one_after_the_other, first[block].stem, whole)
                 stack.enter_context(_instead(first[block], "stem", _as_it_is))
-            stack.enter_context(_instead(block, "forward", _keeping_inputs(block, whole)))
+            stack.enter_context(_instead(block, "forward", _keeping_inputs(block, whole, around)))
         yield
 
 
-def _by_layers(block: PreActBlock, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _by_layers(block: PreActBlock, forward: Callable[[Tensor], Tensor], around: Context, x: Tensor) -> Tensor:
     """A block of which each layer keeps its input only: of one being computed anew, not all is there together."""
-    with _instead(block, "layer", _keeping_inputs(block, block.layer)):
+    with _instead(block, "layer", _keeping_inputs(block, block.layer, around)):
         return forward(x)
 
 
@@ -91,7 +97,7 @@ def _as_it_is(x: Tensor) -> Tensor:
     return x
 
 
-def _keeping_inputs(block: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
+def _keeping_inputs(block: nn.Module, function: Callable[..., Any], around: Context) -> Callable[..., Any]:
     """This function of the block, computed anew from its inputs in the backward."""
     # Nothing draws random numbers here, and a CUDA graph cannot capture a change of their state.
     return partial(
@@ -99,7 +105,7 @@ def _keeping_inputs(block: nn.Module, function: Callable[..., Any]) -> Callable[
         function,
         use_reentrant=False,
         preserve_rng_state=False,
-        context_fn=lambda: (contextlib.nullcontext(), _still_statistics(block)),
+        context_fn=lambda: (contextlib.nullcontext(), _again(block, around)),
     )
 
 
@@ -114,14 +120,15 @@ def _instead(module: nn.Module, name: str, function: Callable[..., Any]) -> Iter
 
 
 @contextlib.contextmanager
-def _still_statistics(block: nn.Module) -> Iterator[None]:
+def _again(block: nn.Module, around: Context) -> Iterator[None]:
     """BatchNorm in train mode, by the statistics of the batch, without moving the running ones: momentum 0."""
     layers = [part for part in block.modules() if isinstance(part, _BatchNorm)]
     kept = [(layer.momentum, layer.num_batches_tracked) for layer in layers]
     for layer in layers:
         layer.momentum, layer.num_batches_tracked = 0.0, None
     try:
-        yield
+        with around():
+            yield
     finally:
         for layer, (momentum, count) in zip(layers, kept, strict=True):
             layer.momentum, layer.num_batches_tracked = momentum, count
