@@ -177,6 +177,7 @@ def test_an_identity_depends_on_what_is_trained_and_on_nothing_else():
     assert own == run_id(load_config([*words, "out=there", "root=x", "device=cpu", "compile=off", "workers=2"]))
     fields = {"method": "gradalign", "method.loss.weight": 1, "method.attack.clip": False}
     assert run_id(parse_config(nested(fields))) == run_id(parse_config(nested(dict(reversed(fields.items())))))
+    assert len({run_id(parse_config(nested({"method.loss.weight": number}))) for number in (1, 1.0)}) == 1
     others = ["seed=4", "eps=0.3", "weight=3", "max_steps=5", "final=clean", "method.weight.decay=0.5"]
     assert len({own, *(run_id(load_config([*words, other])) for other in others)}) == 1 + len(others)
 

@@ -112,6 +112,23 @@ def test_the_validation_accuracy_is_that_of_the_last_epoch(tmp_path):
     assert measured(open_run(run))["validation pgd-10"] == pytest.approx(1.0)
 
 
+def test_every_tracked_attack_has_a_validation_accuracy(tmp_path):
+    run = run_directory(tmp_path / "run", "validation=100", "track=clean,fgsm", epochs=1)
+    (run / "metrics.jsonl").write_text('{"epoch": 1, "step": 10, "accuracy": 0.9, "clean": 0.8, "fgsm": 0.25}\n')
+    numbers = {name: value for name, value in measured(open_run(run)).items() if name.startswith("validation")}
+    assert numbers == {"validation clean": 80, "validation fgsm": 25}
+
+
+def test_settings_that_differ_in_the_seventh_digit_have_a_row_each(tmp_path):
+    """A search by Optuna makes such weights; written alike they shared a row, which showed one of them alone."""
+    for name, weight in (("a", "1234.5671"), ("b", "1234.5672"), ("c", "4000")):
+        run = run_directory(tmp_path / name, f"weight={weight}")
+        (run / "result.json").write_text('{"steps": 10, "test": {"clean": {"accuracy": 0.5, "total": 10}}}')
+    collected = gather([str(tmp_path)])
+    (table,) = result_tables(collected, lay_out(collected))
+    assert [row[0].partition("weight=")[2] for row in table.rows] == ["1234.5671", "1234.5672", "4000"]
+
+
 def test_differences_are_judged_by_two_joint_standard_errors(collected):
     found = {(one.setting.config.method, one.setting.label("eps")): one for one in compare(collected)}
     n_fgsm = found["n-fgsm", "8/255"]

@@ -70,7 +70,6 @@ class Setting:
         return flat(self.config).get(key)
 
     def label(self, key: str) -> str:
-        """A setting's value as a user would write it."""
         return spelled(key, self.value(key))
 
 
@@ -145,7 +144,8 @@ def measured(run: RunDirectory) -> dict[str, float]:
     result = run.result or {}
     numbers = {name: 100 * float(one["accuracy"]) for name, one in accuracies(run).items()}
     if run.config.validation and run.records:
-        tracked = {name: value for name, value in run.records[-1].items() if name == "clean" or name.startswith("pgd-")}
+        tracked = {name: value for name, value in run.records[-1].items()
+                   if name in ("clean", "fgsm") or name.startswith("pgd-")}  # fmt: skip
         numbers |= {f"{VALIDATION}{name}": 100 * float(value) for name, value in tracked.items()}
     seconds, steps = result.get("train_seconds"), result.get("steps")
     times = (seconds, result.get("seconds_per_epoch"), seconds / steps if seconds and steps else None)
@@ -288,9 +288,12 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def spelled(key: str, value: Any) -> str:
+    """A setting's value as a user would write it; two that differ are never written alike, and stand in two rows."""
     if value is None:
         return "-"
-    return format_radius(value) if key == "eps" else f"{value:g}" if isinstance(value, float) else str(value)
+    if key == "eps":
+        return format_radius(value)
+    return short if isinstance(value, float) and float(short := f"{value:g}") == value else str(value)
 
 
 def telling_keys(configs: Sequence[Config], first: Sequence[str] = ()) -> list[str]:

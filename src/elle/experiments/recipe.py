@@ -142,6 +142,8 @@ def run_id(config: Config) -> str:
     values = config.resolved().model_dump(exclude=_FREE, exclude_defaults=True)
     if config.data in OWN_IMAGES and config.root:
         values["root"] = Path(config.root).name
+    for own in values.get("options", {}).values():  # a method's field may be written 1 or 1.0
+        own |= {name: int(value) for name, value in own.items() if isinstance(value, float) and value.is_integer()}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
