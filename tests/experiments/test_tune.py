@@ -116,6 +116,28 @@ def test_workers_share_what_they_have_found_in_one_database(tmp_path):
     assert (tmp_path / "tune.db").exists()
 
 
+def test_a_worker_that_meets_another_while_the_database_is_made_asks_again(tmp_path, monkeypatch):
+    """Of four that were started together three ended with: table studies already exists; choose another."""
+    optuna = pytest.importorskip("optuna")
+    create, refusals = optuna.create_study, [RuntimeError("table studies already exists")]
+
+    def create_study(**settings):
+        if refusals:
+            raise refusals.pop()
+        return create(**settings)
+
+    monkeypatch.setattr(optuna, "create_study", create_study)
+    assert len(optuna_search(digits(10.0, 1000.0), 1, tmp_path, Trainer(), trials=2)) == 2
+
+
+def test_means_over_different_numbers_of_seeds_are_not_compared(tmp_path):
+    pytest.importorskip("optuna")
+    setting = digits(100.0, 1000.0)
+    optuna_search(setting, 1, tmp_path, Trainer(), trials=2)
+    found = optuna_search(setting, 2, tmp_path, Trainer(), trials=3)
+    assert [len(trial.scores) for trial in found] == [2, 2, 2]
+
+
 def test_a_search_that_ends_in_an_error_shows_no_traceback(tmp_path, caplog, monkeypatch):
     pytest.importorskip("optuna")
     monkeypatch.setattr(logging.getLogger("optuna"), "propagate", True)

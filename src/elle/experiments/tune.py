@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ _MULTIPLES = {"elle": (0.02, 0.2, 1.0, 2.0, 20.0), "elle-a": (0.25, 0.5, 0.75, 1
 """The same as multiples of the value chosen: the grid of every other dataset, around its default."""
 _HELD_OUT = 256
 """Training images kept to judge by, where a dataset's own settings keep none."""
+_PAUSES = (0.2, 0.5, 1.0)
+"""Seconds after which a database that has refused is asked again."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,24 @@ def grid_search(setting: Setting, seeds: int, out: Path, train: Train) -> list[T
     return [try_weight(setting, weight, seeds, out, train) for weight in setting.weights]
 
 
+def _study(setting: Setting, seeds: int, out: Path, storage: str | None) -> Any:
+    """The study of this exact setting over as many seeds: workers that tune the same share it, others do not."""
+    import optuna
+
+    name = run_id(setting.config) + (f"-{seeds}-seeds" if seeds > 1 else "")
+    database = storage or f"sqlite:///{out / 'tune.db'}"
+    for pause in (*_PAUSES, None):
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            return optuna.create_study(storage=database, study_name=name, direction="maximize", load_if_exists=True)
+        except Exception as problem:  # a database may refuse in any way at all
+            if pause is None:
+                raise InputError(
+                    f"cannot use {storage or out} to keep the trials: {first_line(problem)}; choose another"
+                ) from None
+            time.sleep(pause)  # workers that start together get into each other's way as they make its tables
+
+
 def optuna_search(
     setting: Setting, seeds: int, out: Path, train: Train, *, trials: int, storage: str | None = None
 ) -> list[Trial]:
@@ -139,19 +160,7 @@ def optuna_search(
     except ImportError:
         raise InputError("this search needs Optuna; pip install 'elle-at[tune]', or leave --search out") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a warning is a traceback of what is told in one line anyway
-    # A study an exact setting: workers that tune the same one share it, others do not disturb it.
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        study = optuna.create_study(
-            storage=storage or f"sqlite:///{out / 'tune.db'}",
-            study_name=run_id(setting.config),
-            direction="maximize",
-            load_if_exists=True,
-        )
-    except Exception as problem:  # a database may refuse in any way at all
-        raise InputError(
-            f"cannot use {storage or out} to keep the trials: {first_line(problem)}; choose another"
-        ) from None
+    study = _study(setting, seeds, out, storage)
     low, high = min(setting.weights), max(setting.weights)
 
     def objective(proposal: optuna.Trial) -> float:
