@@ -383,9 +383,10 @@ def test_only_accuracies_are_drawn_in_percent(folder):
     runs = with_figure(folder, 'curves = ["loss", "accuracy", "clean"]')
     curves = [one for one in report_figures(runs, lay_out(runs)) if isinstance(one, Chart) and "while" in one.title]
     found = {one.title.split()[0]: (one.y_label, one.percent, one.note) for one in curves}
-    assert found["loss"] == ("loss", False, "Of the training steps.")
-    assert found["accuracy"] == ("accuracy", True, "Of the training steps.")
-    assert found["Clean"] == ("accuracy", True, "On the images that are tracked.")
+    band = "Bands: one std over seeds."
+    assert found["loss"] == ("loss", False, f"Of the training steps. {band}")
+    assert found["accuracy"] == ("accuracy", True, f"Of the training steps. {band}")
+    assert found["Clean"] == ("accuracy", True, f"On the images that are tracked. {band}")
 
 
 def test_accuracy_on_held_out_images_is_a_number_of_its_own(tmp_path):
@@ -419,8 +420,10 @@ def test_the_verdicts_stand_beside_both_numbers(collected):
 
 
 def test_a_band_needs_as_many_spreads_as_points():
-    chart = Chart("t", "x", "y", [Series("a", [1, 2, 3], [0.1, 0.2, 0.3], [0.01, None, 0.02])])
-    assert draw(chart).count("<polygon") == 1
+    """And it is cut where one is not known: across the gap it would not lie around the line."""
+    spread = [0.01, 0.02, None, 0.02, 0.01]
+    chart = Chart("t", "x", "y", [Series("a", [1, 2, 3, 4, 5], [0.1, 0.2, 0.9, 0.2, 0.1], spread)])
+    assert draw(chart).count("<polygon") == 2
     with pytest.raises(ValueError, match="spreads"):
         Series("a", [1, 2], [1, 2], [1])
 
@@ -607,6 +610,16 @@ def test_numbers_of_fewer_images_are_told(folder):
     write_report(gather([str(folder / "runs")]), folder / "report")
     text = (folder / "report" / "report.md").read_text()
     assert "fewer images than their runs' test sets have: apgd-t (50)." in text
+
+
+def test_numbers_of_fewer_seeds_are_told(folder):
+    entry = {"accuracy": 0.5, "total": 1000}
+    record = {"eps": 8 / 255, "norm": "linf", "attacks": {"apgd-t": entry}}
+    for seed, others in ((0, True), (1, True), (2, False)):
+        (folder / "runs" / f"elle-a-8-{seed}" / "evaluation.json").write_text(json.dumps(record))
+        write_report(gather([str(folder / "runs")]), folder / "report")
+        text = (folder / "report" / "report.md").read_text()
+        assert ("fewer seeds than their settings have: apgd-t." in text) == others
 
 
 def test_markdown_shows_names_as_they_are():

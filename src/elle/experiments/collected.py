@@ -115,6 +115,13 @@ class Collected:
                 fewest[name] = min(entries[name]["total"], fewest.get(name, whole))
         return fewest
 
+    @property
+    def fewer_seeds(self) -> list[str]:
+        """The shown numbers that not all runs of a setting have (`elle evaluate` of one seed): means over the others."""
+        whole = [(setting, len(setting.runs)) for setting in self.settings]
+        return [name for name in self.metrics
+                if any((score := setting.score(name)) and score.count < runs for setting, runs in whole)]  # fmt: skip
+
     def asked(self, key: str) -> list[str]:
         """What the recipe's figure says under a key, one word or several; nothing without a recipe."""
         words = self.recipe.figure.get(key, []) if self.recipe else []

@@ -74,6 +74,9 @@ def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
     if few := collected.fewer_images:
         names = ", ".join(f"{metric_name(name)} ({count})" for name, count in few.items())
         text += f" Some numbers are of fewer images than their runs' test sets have: {names}."
+    if few_seeds := collected.fewer_seeds:
+        names = ", ".join(metric_name(name) for name in few_seeds)
+        text += f" Some numbers are of fewer seeds than their settings have: {names}."
     if unfinished := len(collected.runs) - finished:
         text += f" {unfinished} more {'has' if unfinished == 1 else 'have'} no result: see the end."
     if collected.copies:
