@@ -160,7 +160,8 @@ def test_a_methods_field_without_quotes_counts_like_one_with_them(written):
                                  '[[runs]]\nmethod = "n-fgsm"\n'
                                  '[[runs]]\nmethod = [{name = "fgsm", attack = {noise = 1}}]\n'
                                  '[[runs]]\nmethod.name = "gradalign"\nmethod.loss.weight = [0.5, 1]\n'
-                                 '[[expected]]\nwhere = { method.loss.weight = 1 }\nmetric = "clean"\nvalue = 3\n'))  # fmt: skip
+                                 '[[expected]]\nwhere = { method.loss.weight = 1 }\n'
+                                 'metric = "clean"\nvalue = 3\n'))  # fmt: skip
     noise = {"attack": {"noise": 3}}
     assert [(run.method, run.options) for run in recipe.runs(1)] == [
         ("n-fgsm", noise),

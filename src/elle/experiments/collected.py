@@ -117,7 +117,7 @@ class Collected:
 
     @property
     def fewer_seeds(self) -> list[str]:
-        """The shown numbers that not all runs of a setting have (`elle evaluate` of one seed): means over the others."""
+        """The shown numbers that not every run of a setting has, as after `elle evaluate` of one seed alone."""
         whole = [(setting, len(setting.runs)) for setting in self.settings]
         return [name for name in self.metrics
                 if any((score := setting.score(name)) and score.count < runs for setting, runs in whole)]  # fmt: skip

@@ -139,11 +139,13 @@ def _study(setting: Setting, seeds: int, out: Path, storage: str | None) -> Any:
 
     name = run_id(setting.config) + (f"-{seeds}-seeds" if seeds > 1 else "")
     database = storage or f"sqlite:///{out / 'tune.db'}"
-    for pause in (*_PAUSES, None):
+    pauses = iter(_PAUSES)
+    while True:
         try:
             out.mkdir(parents=True, exist_ok=True)
             return optuna.create_study(storage=database, study_name=name, direction="maximize", load_if_exists=True)
         except Exception as problem:  # a database may refuse in any way at all
+            pause = next(pauses, None)
             if pause is None:
                 raise InputError(
                     f"cannot use {storage or out} to keep the trials: {first_line(problem)}; choose another"
