@@ -549,6 +549,15 @@ def test_a_copy_of_a_run_is_no_further_seed(folder):
     assert "22 more are left out: another has the same settings and seed" in (folder / "report/report.md").read_text()
 
 
+def test_runs_that_are_none_of_the_recipe_s_are_counted(folder):
+    """Of another recipe that was swept into the folder, or of this one before it was changed."""
+    write_result(run_directory(folder / "runs" / "other", "method=trades", "eps=8/255"), 40.0)
+    sources = [str(folder / "radii.toml"), str(folder / "runs")]
+    write_report(gather(sources), folder / "report")
+    told = "1 more in the same place is left out: not of this recipe as it is now."
+    assert told in (folder / "report/report.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("first", "second", "panels"),
     [

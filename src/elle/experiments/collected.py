@@ -84,6 +84,8 @@ class Collected:
     failures: dict[str, str]
     copies: int
     """Runs left out because another has the same settings and the same seed."""
+    others: int = 0
+    """Runs left out because they are none of the recipe's, as it is now."""
 
     @cached_property
     def settings(self) -> list[Setting]:
@@ -215,12 +217,13 @@ def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
             f"elle report {shlex.quote(str(folders[0]))}"
         )
     recipe = recipe or _recipe_of(folders, runs)
+    found = len(runs)
     if recipe is not None:
         places = _places(runs, recipe)
         runs = sorted((run for run in runs if run.path in places), key=lambda run: (places[run.path], run.config.seed))
     distinct = _distinct(runs)
     failures = {run.name: reason for run in distinct if (reason := _failure(run.path / FAILURE))}
-    return Collected(folders[0], recipe, distinct, failures, len(runs) - len(distinct))
+    return Collected(folders[0], recipe, distinct, failures, len(runs) - len(distinct), found - len(runs))
 
 
 def _failure(file: Path) -> str | None:

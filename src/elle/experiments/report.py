@@ -82,6 +82,9 @@ def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
     if collected.copies:
         are = "is" if collected.copies == 1 else "are"
         text += f" {collected.copies} more {are} left out: another has the same settings and seed."
+    if collected.others:
+        are = "is" if collected.others == 1 else "are"
+        text += f" {collected.others} more in the same place {are} left out: not of this recipe as it is now."
     judged = [one for one in comparisons if one.inside is not None]
     if judged:
         inside = sum(bool(one.inside) for one in judged)
