@@ -61,6 +61,15 @@ def test_a_recipe_is_tuned_setting_by_setting_with_its_own_values():
     assert {one.weights for one in found} == {(5_000, 10_000, 15_000, 20_000)}
 
 
+def test_words_choose_among_a_recipe_s_runs_as_they_do_for_a_sweep():
+    """Of a key given twice the first value was dropped, a method's field fitted no run, and a weight chose nothing."""
+    both = settings(["figure-8", "data=svhn", "data=cifar10", "eps=8/255"])
+    assert {one.config.data for one in both} == {"svhn", "cifar10"}
+    assert len(settings(["figure-18b", "eps=8/255", "method.regulariser.form=2p"])) == 1
+    with pytest.raises(InputError, match="leave weight out.*--weights"):
+        settings(["figure-8", "data=svhn", "weight=5000"])
+
+
 def test_runs_are_judged_once_on_images_that_are_not_trained_on():
     (setting,) = settings([*WORDS, "epochs=7"])
     whole = setting.config.resolved()

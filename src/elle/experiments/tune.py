@@ -13,6 +13,7 @@ from elle.config import Config, load_config, parse_words
 from elle.errors import InputError, WorkError, first_line
 from elle.experiments.recipe import load_recipe, run_id
 from elle.experiments.rundir import open_run
+from elle.experiments.sweep import chosen_runs
 
 Train = Callable[[Config], object]
 """Trains into the configuration's `out`, from its newest checkpoint if it has one."""
@@ -58,7 +59,9 @@ def settings(words: Sequence[str]) -> list[Setting]:
     """`key=value` words, or a recipe and words that choose among its runs, as what is to be tuned."""
     if words and "=" not in words[0]:
         grouped: dict[str, list[Config]] = {}
-        for config in load_recipe(words[0]).runs(1, only=parse_words(words[1:]) or None):
+        if "weight" in parse_words(words[1:]):
+            raise InputError("leave weight out: the recipe's values are tried; give others with --weights")
+        for config in chosen_runs(load_recipe(words[0]), 1, words[1:]):
             _penalty(config)
             grouped.setdefault(run_id(config.model_copy(update={"weight": 0.0})), []).append(config)
         return [_setting(configs[0], [one.weight for one in configs]) for configs in grouped.values()]
