@@ -35,3 +35,15 @@ def test_an_epoch_that_max_steps_cuts_short_counts_as_far_as_it_went(tmp_path):
     run = open_run(path)
     assert (run.epochs(), run.epoch_of(STEPS + 1)) == pytest.approx((1 + 2 / STEPS, 1 + 1 / STEPS))
     assert delayed_collapse([run])[0]["epochs_held"] == 1.2
+
+
+def test_a_run_without_an_epoch_has_not_held(tmp_path):
+    """One that has only begun had held at its eps, and one that fell in its first epoch for as many as it made steps."""
+    for eps, words in ((0.1, {}), (0.2, {"fall": 2}), (0.3, {})):
+        path = run_directory(tmp_path / str(eps), "method=fgsm", f"eps={eps}", finished=eps == 0.1, **words)
+        if eps > 0.1:
+            (path / "metrics.jsonl").unlink()
+    begun = [open_run(tmp_path / eps) for eps in ("0.1", "0.3")]
+    assert [(one["runs"], one["holds_to"], one["epochs_held"]) for one in delayed_collapse(begun)] == [(1, 0.1, 6)]
+    (row,) = delayed_collapse([open_run(tmp_path / "0.1"), open_run(tmp_path / "0.2")])
+    assert (row["first_collapse_eps"], row["first_collapse_epoch"]) == (0.2, 0.0)
