@@ -13,6 +13,15 @@ def test_a_step_s_epoch_is_its_share_of_the_epochs(tmp_path):
     assert [run.epoch_of(step) for step in (0, 5, STEPS, 37, 60)] == [0, 0.5, 1, 3.7, 6]
 
 
+def test_the_steps_of_a_first_epoch_lie_within_it(tmp_path):
+    """They were taken for epochs, and drawn far to the right of the runs beside."""
+    path = run_directory(tmp_path / "run", epochs=1, finished=False)
+    (path / "metrics.jsonl").unlink()
+    run = open_run(path)
+    assert [run.epoch_of(probe["step"]) for probe in run.probes] == [0.5, 1]
+    assert [run.epoch_of(step) for step in (0, STEPS // 5, 2 * STEPS)] == [0, 0.2, 1]
+
+
 def test_the_epochs_of_a_run_in_phases_have_their_own_lengths(tmp_path):
     path = run_directory(tmp_path / "run", epochs=3)
     write_lines(path / "metrics.jsonl", [{"epoch": k + 1, "step": step} for k, step in enumerate((4, 8, 28))])
@@ -20,12 +29,6 @@ def test_the_epochs_of_a_run_in_phases_have_their_own_lengths(tmp_path):
     assert [run.epoch_of(step) for step in (2, 4, 7, 8, 18, 28)] == pytest.approx([0.5, 1, 1.75, 2, 2.5, 3])
     run.events, run.result = [], {"collapse_epoch": 3}
     assert run.collapse_step() == 28
-
-
-def test_before_the_first_epoch_is_recorded_steps_are_all_there_is(tmp_path):
-    path = run_directory(tmp_path / "run", epochs=1)
-    write_lines(path / "metrics.jsonl", [])
-    assert open_run(path).epoch_of(7) == 7
 
 
 def test_an_epoch_that_max_steps_cuts_short_counts_as_far_as_it_went(tmp_path):
@@ -38,7 +41,7 @@ def test_an_epoch_that_max_steps_cuts_short_counts_as_far_as_it_went(tmp_path):
 
 
 def test_a_run_without_an_epoch_has_not_held(tmp_path):
-    """One that has only begun had held at its eps, and one that fell in its first epoch for as many as it made steps."""
+    """One that had only begun counted as held, and one that fell in its first epoch held for as many as its steps."""
     for eps, words in ((0.1, {}), (0.2, {"fall": 2}), (0.3, {})):
         path = run_directory(tmp_path / str(eps), "method=fgsm", f"eps={eps}", finished=eps == 0.1, **words)
         if eps > 0.1:
