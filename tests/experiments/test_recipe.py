@@ -154,6 +154,23 @@ def test_tables_of_runs_share_the_grid_and_override_its_axes(written):
     assert found == [*plain, ("gradalign", None, weak), ("gradalign", None, strong)]
 
 
+def test_a_methods_field_without_quotes_counts_like_one_with_them(written):
+    """TOML reads it as a table, in the place of which the grid's method stood: the field was lost without a word."""
+    recipe = load_recipe(written('title = "Mine"\n[base]\ndata = "digits"\nmethod.attack.noise = 3\n'
+                                 '[[runs]]\nmethod = "n-fgsm"\n'
+                                 '[[runs]]\nmethod = [{name = "fgsm", attack = {noise = 1}}]\n'
+                                 '[[runs]]\nmethod.name = "gradalign"\nmethod.loss.weight = [0.5, 1]\n'
+                                 '[[expected]]\nwhere = { method.loss.weight = 1 }\n'
+                                 'metric = "clean"\nvalue = 3\n'))  # fmt: skip
+    noise = {"attack": {"noise": 3}}
+    assert [(run.method, run.options) for run in recipe.runs(1)] == [
+        ("n-fgsm", noise),
+        ("fgsm", {"attack": {"noise": 1}}),
+        ("gradalign", noise | {"loss": {"weight": 0.5}}),
+        ("gradalign", noise | {"loss": {"weight": 1}}),
+    ]
+
+
 def test_an_identity_depends_on_what_is_trained_and_on_nothing_else():
     words = ["data=digits", "method=elle-a", "eps=0.2", "seed=3"]
     own = run_id(load_config(words))
@@ -161,6 +178,7 @@ def test_an_identity_depends_on_what_is_trained_and_on_nothing_else():
     assert own == run_id(load_config([*words, "out=there", "root=x", "device=cpu", "compile=off", "workers=2"]))
     fields = {"method": "gradalign", "method.loss.weight": 1, "method.attack.clip": False}
     assert run_id(parse_config(nested(fields))) == run_id(parse_config(nested(dict(reversed(fields.items())))))
+    assert len({run_id(parse_config(nested({"method.loss.weight": number}))) for number in (1, 1.0)}) == 1
     others = ["seed=4", "eps=0.3", "weight=3", "max_steps=5", "final=clean", "method.weight.decay=0.5"]
     assert len({own, *(run_id(load_config([*words, other])) for other in others)}) == 1 + len(others)
 

@@ -112,6 +112,23 @@ def test_the_validation_accuracy_is_that_of_the_last_epoch(tmp_path):
     assert measured(open_run(run))["validation pgd-10"] == pytest.approx(1.0)
 
 
+def test_every_tracked_attack_has_a_validation_accuracy(tmp_path):
+    run = run_directory(tmp_path / "run", "validation=100", "track=clean,fgsm", epochs=1)
+    (run / "metrics.jsonl").write_text('{"epoch": 1, "step": 10, "accuracy": 0.9, "clean": 0.8, "fgsm": 0.25}\n')
+    numbers = {name: value for name, value in measured(open_run(run)).items() if name.startswith("validation")}
+    assert numbers == {"validation clean": 80, "validation fgsm": 25}
+
+
+def test_settings_that_differ_in_the_seventh_digit_have_a_row_each(tmp_path):
+    """A search by Optuna makes such weights; written alike they shared a row, which showed one of them alone."""
+    for name, weight in (("a", "1234.5671"), ("b", "1234.5672"), ("c", "4000")):
+        run = run_directory(tmp_path / name, f"weight={weight}")
+        (run / "result.json").write_text('{"steps": 10, "test": {"clean": {"accuracy": 0.5, "total": 10}}}')
+    collected = gather([str(tmp_path)])
+    (table,) = result_tables(collected, lay_out(collected))
+    assert [row[0].partition("weight=")[2] for row in table.rows] == ["1234.5671", "1234.5672", "4000"]
+
+
 def test_differences_are_judged_by_two_joint_standard_errors(collected):
     found = {(one.setting.config.method, one.setting.label("eps")): one for one in compare(collected)}
     n_fgsm = found["n-fgsm", "8/255"]
@@ -366,9 +383,10 @@ def test_only_accuracies_are_drawn_in_percent(folder):
     runs = with_figure(folder, 'curves = ["loss", "accuracy", "clean"]')
     curves = [one for one in report_figures(runs, lay_out(runs)) if isinstance(one, Chart) and "while" in one.title]
     found = {one.title.split()[0]: (one.y_label, one.percent, one.note) for one in curves}
-    assert found["loss"] == ("loss", False, "Of the training steps.")
-    assert found["accuracy"] == ("accuracy", True, "Of the training steps.")
-    assert found["Clean"] == ("accuracy", True, "On the images that are tracked.")
+    band = "Bands: one std over seeds."
+    assert found["loss"] == ("loss", False, f"Of the training steps. {band}")
+    assert found["accuracy"] == ("accuracy", True, f"Of the training steps. {band}")
+    assert found["Clean"] == ("accuracy", True, f"On the images that are tracked. {band}")
 
 
 def test_accuracy_on_held_out_images_is_a_number_of_its_own(tmp_path):
@@ -402,8 +420,10 @@ def test_the_verdicts_stand_beside_both_numbers(collected):
 
 
 def test_a_band_needs_as_many_spreads_as_points():
-    chart = Chart("t", "x", "y", [Series("a", [1, 2, 3], [0.1, 0.2, 0.3], [0.01, None, 0.02])])
-    assert draw(chart).count("<polygon") == 1
+    """And it is cut where one is not known: across the gap it would not lie around the line."""
+    spread = [0.01, 0.02, None, 0.02, 0.01]
+    chart = Chart("t", "x", "y", [Series("a", [1, 2, 3, 4, 5], [0.1, 0.2, 0.9, 0.2, 0.1], spread)])
+    assert draw(chart).count("<polygon") == 2
     with pytest.raises(ValueError, match="spreads"):
         Series("a", [1, 2], [1, 2], [1])
 
@@ -529,6 +549,15 @@ def test_a_copy_of_a_run_is_no_further_seed(folder):
     assert "22 more are left out: another has the same settings and seed" in (folder / "report/report.md").read_text()
 
 
+def test_runs_that_are_none_of_the_recipe_s_are_counted(folder):
+    """Of another recipe that was swept into the folder, or of this one before it was changed."""
+    write_result(run_directory(folder / "runs" / "other", "method=trades", "eps=8/255"), 40.0)
+    sources = [str(folder / "radii.toml"), str(folder / "runs")]
+    write_report(gather(sources), folder / "report")
+    told = "1 more in the same place is left out: not of this recipe as it is now."
+    assert told in (folder / "report/report.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("first", "second", "panels"),
     [
@@ -590,6 +619,16 @@ def test_numbers_of_fewer_images_are_told(folder):
     write_report(gather([str(folder / "runs")]), folder / "report")
     text = (folder / "report" / "report.md").read_text()
     assert "fewer images than their runs' test sets have: apgd-t (50)." in text
+
+
+def test_numbers_of_fewer_seeds_are_told(folder):
+    entry = {"accuracy": 0.5, "total": 1000}
+    record = {"eps": 8 / 255, "norm": "linf", "attacks": {"apgd-t": entry}}
+    for seed, others in ((0, True), (1, True), (2, False)):
+        (folder / "runs" / f"elle-a-8-{seed}" / "evaluation.json").write_text(json.dumps(record))
+        write_report(gather([str(folder / "runs")]), folder / "report")
+        text = (folder / "report" / "report.md").read_text()
+        assert ("fewer seeds than their settings have: apgd-t." in text) == others
 
 
 def test_markdown_shows_names_as_they_are():

@@ -61,6 +61,15 @@ def test_a_recipe_is_tuned_setting_by_setting_with_its_own_values():
     assert {one.weights for one in found} == {(5_000, 10_000, 15_000, 20_000)}
 
 
+def test_words_choose_among_a_recipe_s_runs_as_they_do_for_a_sweep():
+    """Of a key given twice the first value was dropped, a method's field fitted no run, and a weight chose nothing."""
+    both = settings(["figure-8", "data=svhn", "data=cifar10", "eps=8/255"])
+    assert {one.config.data for one in both} == {"svhn", "cifar10"}
+    assert len(settings(["figure-18b", "eps=8/255", "method.regulariser.form=2p"])) == 1
+    with pytest.raises(InputError, match="leave weight out.*--weights"):
+        settings(["figure-8", "data=svhn", "weight=5000"])
+
+
 def test_runs_are_judged_once_on_images_that_are_not_trained_on():
     (setting,) = settings([*WORDS, "epochs=7"])
     whole = setting.config.resolved()
@@ -114,6 +123,28 @@ def test_workers_share_what_they_have_found_in_one_database(tmp_path):
     assert all(10 <= trial.weight <= 1000 for trial in both)
     assert {trial.verdict for trial in both if trial.weight < 50} <= {"collapsed"}
     assert (tmp_path / "tune.db").exists()
+
+
+def test_a_worker_that_meets_another_while_the_database_is_made_asks_again(tmp_path, monkeypatch):
+    """Of four that were started together three ended with: table studies already exists; choose another."""
+    optuna = pytest.importorskip("optuna")
+    create, refusals = optuna.create_study, [RuntimeError("table studies already exists")]
+
+    def create_study(**settings):
+        if refusals:
+            raise refusals.pop()
+        return create(**settings)
+
+    monkeypatch.setattr(optuna, "create_study", create_study)
+    assert len(optuna_search(digits(10.0, 1000.0), 1, tmp_path, Trainer(), trials=2)) == 2
+
+
+def test_means_over_different_numbers_of_seeds_are_not_compared(tmp_path):
+    pytest.importorskip("optuna")
+    setting = digits(100.0, 1000.0)
+    optuna_search(setting, 1, tmp_path, Trainer(), trials=2)
+    found = optuna_search(setting, 2, tmp_path, Trainer(), trials=3)
+    assert [len(trial.scores) for trial in found] == [2, 2, 2]
 
 
 def test_a_search_that_ends_in_an_error_shows_no_traceback(tmp_path, caplog, monkeypatch):

@@ -86,9 +86,10 @@ def draw(chart: Chart, names: Sequence[str] = ()) -> str:
     lines = [(order.index(series.name), series.name, _runs(series, chart.log)) for series in chart.series]
     marks = [(x, label) for at, label in chart.marks if (x := _number(at)) is not None]
     bands = [
-        (order.index(series.name), _edges(series, chart.percent))
+        (order.index(series.name), edges)
         for series in chart.series
         if series.spread and not chart.log
+        for edges in _edges(series, chart.percent)
     ]
     labels: Labels = {}
     for index, name, runs in lines:
@@ -148,15 +149,17 @@ def _runs(series: Series, log: bool) -> Runs:
     return [run for run in runs if run]
 
 
-def _edges(series: Series, percent: bool) -> list[Edge]:
-    """The band around a line, where both are known; there is no accuracy below 0 or above 1."""
-    edges = []
+def _edges(series: Series, percent: bool) -> list[list[Edge]]:
+    """The band around a line, cut where either is not known; there is no accuracy below 0 or above 1."""
+    runs: list[list[Edge]] = [[]]
     for raw_x, raw_y, raw_spread in zip(series.x, series.y, series.spread, strict=True):
         x, y, spread = _number(raw_x), _number(raw_y), _number(raw_spread)
-        if x is not None and y is not None and spread is not None:
+        if x is None or y is None or spread is None:
+            runs.append([])
+        else:
             low, high = y - spread, y + spread
-            edges.append((x, max(low, 0.0), min(high, 1.0)) if percent else (x, low, high))
-    return edges
+            runs[-1].append((x, max(low, 0.0), min(high, 1.0)) if percent else (x, low, high))
+    return runs
 
 
 def _band(index: int, edges: Sequence[Edge]) -> str:

@@ -70,7 +70,6 @@ class Setting:
         return flat(self.config).get(key)
 
     def label(self, key: str) -> str:
-        """A setting's value as a user would write it."""
         return spelled(key, self.value(key))
 
 
@@ -85,6 +84,8 @@ class Collected:
     failures: dict[str, str]
     copies: int
     """Runs left out because another has the same settings and the same seed."""
+    others: int = 0
+    """Runs left out because they are none of the recipe's, as it is now."""
 
     @cached_property
     def settings(self) -> list[Setting]:
@@ -116,6 +117,13 @@ class Collected:
                 fewest[name] = min(entries[name]["total"], fewest.get(name, whole))
         return fewest
 
+    @property
+    def fewer_seeds(self) -> list[str]:
+        """The shown numbers that not every run of a setting has, as after `elle evaluate` of one seed alone."""
+        whole = [(setting, len(setting.runs)) for setting in self.settings]
+        return [name for name in self.metrics
+                if any((score := setting.score(name)) and score.count < runs for setting, runs in whole)]  # fmt: skip
+
     def asked(self, key: str) -> list[str]:
         """What the recipe's figure says under a key, one word or several; nothing without a recipe."""
         words = self.recipe.figure.get(key, []) if self.recipe else []
@@ -145,7 +153,8 @@ def measured(run: RunDirectory) -> dict[str, float]:
     result = run.result or {}
     numbers = {name: 100 * float(one["accuracy"]) for name, one in accuracies(run).items()}
     if run.config.validation and run.records:
-        tracked = {name: value for name, value in run.records[-1].items() if name == "clean" or name.startswith("pgd-")}
+        tracked = {name: value for name, value in run.records[-1].items()
+                   if name in ("clean", "fgsm") or name.startswith("pgd-")}  # fmt: skip
         numbers |= {f"{VALIDATION}{name}": 100 * float(value) for name, value in tracked.items()}
     seconds, steps = result.get("train_seconds"), result.get("steps")
     times = (seconds, result.get("seconds_per_epoch"), seconds / steps if seconds and steps else None)
@@ -208,12 +217,13 @@ def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
             f"elle report {shlex.quote(str(folders[0]))}"
         )
     recipe = recipe or _recipe_of(folders, runs)
+    found = len(runs)
     if recipe is not None:
         places = _places(runs, recipe)
         runs = sorted((run for run in runs if run.path in places), key=lambda run: (places[run.path], run.config.seed))
     distinct = _distinct(runs)
     failures = {run.name: reason for run in distinct if (reason := _failure(run.path / FAILURE))}
-    return Collected(folders[0], recipe, distinct, failures, len(runs) - len(distinct))
+    return Collected(folders[0], recipe, distinct, failures, len(runs) - len(distinct), found - len(runs))
 
 
 def _failure(file: Path) -> str | None:
@@ -288,9 +298,12 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def spelled(key: str, value: Any) -> str:
+    """A setting's value as a user would write it; two that differ are never written alike, and stand in two rows."""
     if value is None:
         return "-"
-    return format_radius(value) if key == "eps" else f"{value:g}" if isinstance(value, float) else str(value)
+    if key == "eps":
+        return format_radius(value)
+    return short if isinstance(value, float) and float(short := f"{value:g}") == value else str(value)
 
 
 def telling_keys(configs: Sequence[Config], first: Sequence[str] = ()) -> list[str]:

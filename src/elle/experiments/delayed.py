@@ -14,14 +14,15 @@ Row = dict[str, Any]
 
 
 def delayed_collapse(runs: Sequence[RunDirectory]) -> list[Row]:
-    """One row a method, dataset, network and norm, over all its runs.
+    """One row a method, dataset, network and norm, over all its runs that have an epoch behind them or collapsed.
 
     `holds_to`: the largest eps such that no run at it or at a smaller one collapsed; `epochs_held`: of the longest run
     at that eps; `by_eps`: at each eps the runs,
     how many of them collapsed, for how many epochs the first of those held, and how many epochs the longest run had.
     """
     groups: dict[tuple[str, str, str, str], list[RunDirectory]] = defaultdict(list)
-    for run in runs:
+    # One that has only begun, or diverged at once, has not held yet, at an eps that others may never have reached.
+    for run in [run for run in runs if run.records or run.first_fall() is not None]:
         groups[run.config.method, run.config.data, run.config.model or "", run.config.norm].append(run)
     return [_row(key, group) for key, group in sorted(groups.items())]
 
@@ -60,7 +61,9 @@ def _at_eps(eps: float, runs: list[RunDirectory]) -> Row:
 def collapse_epochs(run: RunDirectory) -> float | None:
     """For how many epochs its method held before it collapsed for good or was rolled back; None: to the end."""
     step = run.first_fall()
-    return None if step is None else round(run.epoch_of(step), 2)
+    if step is None:
+        return None
+    return round(run.epoch_of(step), 2) if run.records else 0.0  # in its first epoch, of a length nobody knows yet
 
 
 def describe(row: Row) -> list[str]:

@@ -78,7 +78,21 @@ class Recipe:
     def _products(self) -> Iterator[dict[str, Any]]:
         for axes in self.grid:
             for values in itertools.product(*axes.values()):
-                yield dict(zip(axes, values, strict=True))
+                yield dotted(dict(zip(axes, values, strict=True)))
+
+
+def dotted(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's own fields by their dotted names, which TOML reads as tables in tables where they have no quotes.
+
+    As a table, a method that another place names would take their place, and they would be lost without a word.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if (key == "method" or key.startswith("method.")) and isinstance(value, Mapping):
+            flat |= dotted({"method" if name == "name" else f"{key}.{name}": own for name, own in value.items()})
+        else:
+            flat[key] = value
+    return flat
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,8 +100,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     plain = {key: value for key, value in values.items() if not key.startswith("method.")}
     fields = {key: value for key, value in values.items() if key.startswith("method.")}
     if fields:
-        method = plain.get("method", {})
-        table: dict[str, Any] = dict(method) if isinstance(method, Mapping) else {"name": method}
+        table: dict[str, Any] = {"name": plain["method"]} if "method" in plain else {}
         for key, value in fields.items():
             part, _, name = key.removeprefix("method.").partition(".")
             table[part] = {**table.get(part, {}), name: value}
@@ -129,6 +142,8 @@ def run_id(config: Config) -> str:
     values = config.resolved().model_dump(exclude=_FREE, exclude_defaults=True)
     if config.data in OWN_IMAGES and config.root:
         values["root"] = Path(config.root).name
+    for own in values.get("options", {}).values():  # a method's field may be written 1 or 1.0
+        own |= {name: int(value) for name, value in own.items() if isinstance(value, float) and value.is_integer()}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -184,15 +199,16 @@ def _recipe(name: str, values: dict[str, Any]) -> Recipe:
         raise InputError(f"seeds = {seeds!r} must be a whole number of 1 or more")
     tables = {key: _of_kind(values.get(key, {}), dict, key) for key in ("base", "grid", "figure")}
     _check_figure(tables["figure"])
+    base = dotted(tables["base"])
     runs = _of_kind(values.get("runs", [{}]), list, "runs")
-    grid = [_axes(tables["grid"] | _of_kind(own, dict, "runs")) for own in runs]
-    for key in [key for key in _ELSEWHERE if any(key in table for table in (tables["base"], *grid))]:
+    grid = [_axes(dotted(tables["grid"]) | dotted(_of_kind(own, dict, "runs"))) for own in runs]
+    for key in [key for key in _ELSEWHERE if any(key in table for table in (base, *grid))]:
         raise InputError(f"leave {key} out: {_ELSEWHERE[key]}")
     if not any(grid):
         raise InputError("the grid is empty; give [grid] at least one axis, for example method = ['elle-a']")
     rows = _of_kind(values.get("expected", []), list, "expected")
     expected = [one for row in rows for one in _expected(_of_kind(row, dict, "expected"))]
-    return Recipe(name, title, tables["base"], grid, expected, tables["figure"], seeds)
+    return Recipe(name, title, base, grid, expected, tables["figure"], seeds)
 
 
 def _check_figure(figure: dict[str, Any]) -> None:
@@ -238,7 +254,7 @@ def _expected(row: dict[str, Any]) -> Iterator[Expected]:
     for key in row:
         if key not in _ROW_KEYS | {"value"}:
             raise InputError(f"[[expected]]: unknown key {key!r}{nearest(key, _ROW_KEYS | {'value'})}")
-    where, metric = dict(_of_kind(row.get("where", {}), dict, "where")), row.get("metric")
+    where, metric = dotted(_of_kind(row.get("where", {}), dict, "where")), row.get("metric")
     if "value" in row:
         yield _number(where, metric, row["value"])
         return

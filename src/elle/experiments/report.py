@@ -74,11 +74,17 @@ def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
     if few := collected.fewer_images:
         names = ", ".join(f"{metric_name(name)} ({count})" for name, count in few.items())
         text += f" Some numbers are of fewer images than their runs' test sets have: {names}."
+    if few_seeds := collected.fewer_seeds:
+        names = ", ".join(metric_name(name) for name in few_seeds)
+        text += f" Some numbers are of fewer seeds than their settings have: {names}."
     if unfinished := len(collected.runs) - finished:
         text += f" {unfinished} more {'has' if unfinished == 1 else 'have'} no result: see the end."
     if collected.copies:
         are = "is" if collected.copies == 1 else "are"
         text += f" {collected.copies} more {are} left out: another has the same settings and seed."
+    if collected.others:
+        are = "is" if collected.others == 1 else "are"
+        text += f" {collected.others} more in the same place {are} left out: not of this recipe as it is now."
     judged = [one for one in comparisons if one.inside is not None]
     if judged:
         inside = sum(bool(one.inside) for one in judged)

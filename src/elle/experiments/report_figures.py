@@ -97,10 +97,10 @@ def _curves(
         if series:
             title = _titled(f"{quantity} while training, {layout.across} {across}", panel)
             of_steps = column == "accuracy" or column in _OF_TRAINING
+            log = column == "tracked_error"
             note = "Of the training steps." if of_steps else "On the images that are tracked."
-            charts.append(
-                Chart(title, "epoch", label, series, percent=accuracy, log=column == "tracked_error", note=note)
-            )
+            note += " Bands: one std over seeds." if any(one.spread for one in series) and not log else ""
+            charts.append(Chart(title, "epoch", label, series, percent=accuracy, log=log, note=note))
     return charts
 
 

@@ -56,7 +56,11 @@ class RunDirectory:
             whole = ends[-1][0] + record["epoch_steps"] if "epoch_steps" in record else record["step"]
             ends.append((whole, record["epoch"]))
         if len(ends) == 1:
-            return float(step)  # before the first epoch is recorded, nobody knows its length
+            # Nobody knows the first epoch's length before it is recorded, but all steps so far are within it, and the
+            # monitor looks twice an epoch unless it is told otherwise.
+            looks = [int(probe["step"]) for probe in self.probes] or [0]
+            length = 2 * looks[0] if self.config.probe_every is None else looks[-1]
+            return step / max(step, length, 1)
         after = next((k for k, (last, _) in enumerate(ends) if k and step <= last), len(ends) - 1)
         (first, epochs), (last, more) = ends[after - 1], ends[after]
         return float(epochs + (step - first) * (more - epochs) / (last - first))

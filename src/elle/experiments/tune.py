@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from elle.config import Config, load_config, parse_words
 from elle.errors import InputError, WorkError, first_line
 from elle.experiments.recipe import load_recipe, run_id
 from elle.experiments.rundir import open_run
+from elle.experiments.sweep import chosen_runs
 
 Train = Callable[[Config], object]
 """Trains into the configuration's `out`, from its newest checkpoint if it has one."""
@@ -27,6 +29,8 @@ _MULTIPLES = {"elle": (0.02, 0.2, 1.0, 2.0, 20.0), "elle-a": (0.25, 0.5, 0.75, 1
 """The same as multiples of the value chosen: the grid of every other dataset, around its default."""
 _HELD_OUT = 256
 """Training images kept to judge by, where a dataset's own settings keep none."""
+_PAUSES = (0.2, 0.5, 1.0)
+"""Seconds after which a database that has refused is asked again."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,9 @@ def settings(words: Sequence[str]) -> list[Setting]:
     """`key=value` words, or a recipe and words that choose among its runs, as what is to be tuned."""
     if words and "=" not in words[0]:
         grouped: dict[str, list[Config]] = {}
-        for config in load_recipe(words[0]).runs(1, only=parse_words(words[1:]) or None):
+        if "weight" in parse_words(words[1:]):
+            raise InputError("leave weight out: the recipe's values are tried; give others with --weights")
+        for config in chosen_runs(load_recipe(words[0]), 1, words[1:]):
             _penalty(config)
             grouped.setdefault(run_id(config.model_copy(update={"weight": 0.0})), []).append(config)
         return [_setting(configs[0], [one.weight for one in configs]) for configs in grouped.values()]
@@ -130,6 +136,26 @@ def grid_search(setting: Setting, seeds: int, out: Path, train: Train) -> list[T
     return [try_weight(setting, weight, seeds, out, train) for weight in setting.weights]
 
 
+def _study(setting: Setting, seeds: int, out: Path, storage: str | None) -> Any:
+    """The study of this exact setting over as many seeds: workers that tune the same share it, others do not."""
+    import optuna
+
+    name = run_id(setting.config) + (f"-{seeds}-seeds" if seeds > 1 else "")
+    database = storage or f"sqlite:///{out / 'tune.db'}"
+    pauses = iter(_PAUSES)
+    while True:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            return optuna.create_study(storage=database, study_name=name, direction="maximize", load_if_exists=True)
+        except Exception as problem:  # a database may refuse in any way at all
+            pause = next(pauses, None)
+            if pause is None:
+                raise InputError(
+                    f"cannot use {storage or out} to keep the trials: {first_line(problem)}; choose another"
+                ) from None
+            time.sleep(pause)  # workers that start together get into each other's way as they make its tables
+
+
 def optuna_search(
     setting: Setting, seeds: int, out: Path, train: Train, *, trials: int, storage: str | None = None
 ) -> list[Trial]:
@@ -139,19 +165,7 @@ def optuna_search(
     except ImportError:
         raise InputError("this search needs Optuna; pip install 'elle-at[tune]', or leave --search out") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a warning is a traceback of what is told in one line anyway
-    # A study an exact setting: workers that tune the same one share it, others do not disturb it.
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        study = optuna.create_study(
-            storage=storage or f"sqlite:///{out / 'tune.db'}",
-            study_name=run_id(setting.config),
-            direction="maximize",
-            load_if_exists=True,
-        )
-    except Exception as problem:  # a database may refuse in any way at all
-        raise InputError(
-            f"cannot use {storage or out} to keep the trials: {first_line(problem)}; choose another"
-        ) from None
+    study = _study(setting, seeds, out, storage)
     low, high = min(setting.weights), max(setting.weights)
 
     def objective(proposal: optuna.Trial) -> float:
