@@ -86,8 +86,8 @@ def folder_set(root: Path, image_size: int | None, workers: int | None) -> Image
     train, test = train_and_test(index)
     if not len(train) or not len(test):
         raise InputError(f"{root}: one image cannot be both trained on and tested on; add images, or a folder val/")
-    images = (FolderImages(files, size, workers) for files in (train, test))
-    return ImageSet(*images, index.classes, index.skipped(), held_out=index.test is None)
+    trained, tested = FolderImages(train, size, workers), FolderImages(test, size, workers)
+    return ImageSet(trained, tested, index.classes, index.skipped(), held_out=index.test is None)
 
 
 def train_and_test(index: FolderIndex) -> tuple[FolderSplit, FolderSplit]:
