@@ -1,13 +1,14 @@
 """The `elle data` commands as a user meets them."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from elle.cli_data import app
 from elle.data import download
-from elle.data.registry import DATASETS
+from elle.data.registry import DATASETS, load_dataset
 from elle.engine.trained import load_run
 
 from .data.layouts import encoded, small_images, write_npz
@@ -44,10 +45,11 @@ def test_check_prints_a_table_and_json(elle, tmp_path):
 
 def test_check_prints_the_most_frequent_sizes_and_says_how_many_others_there_are(elle, tmp_path):
     for width, name in enumerate("aabbbcdefg"):
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
+        folder = tmp_path / "train" / name
+        folder.mkdir(parents=True, exist_ok=True)
         pixels = small_images(1, (8, 10 + ord(name) - ord("a"), 3))[0][0]
         (folder / f"{width}.png").write_bytes(encoded(pixels, "PNG"))
+    shutil.copytree(tmp_path / "train", tmp_path / "val")
     outcome = elle("data", "check", "folder", "--root", tmp_path)
     assert "pixels 11 x 8 (3), 10 x 8 (2), 12 x 8 (1), 13 x 8 (1), 14 x 8 (1) and 2 other sizes; mean" in outcome.out
     report = json.loads(elle("data", "check", "folder", "--root", tmp_path, "--json").out)
@@ -67,13 +69,32 @@ def test_check_fails_where_a_file_cannot_be_read(elle, tmp_path):
     assert "also training images: 1" in outcome.out
 
 
+def write_two_classes(root, images):
+    for seed, name in enumerate(("cat", "dog")):
+        (root / name).mkdir()
+        for number, pixels in enumerate(small_images(images, (8, 8, 3), seed)[0]):
+            (root / name / f"{number:02}.png").write_bytes(encoded(pixels, "PNG"))
+
+
 def test_check_says_where_a_test_split_comes_from_that_has_no_folder(elle, tmp_path):
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a.png").write_bytes(encoded(small_images(1, (8, 8, 3))[0][0], "PNG"))
+    write_two_classes(tmp_path, 1)
     outcome = elle("data", "check", "folder", "--root", tmp_path)
     assert outcome.code == 0
-    assert "test: no folder of its own; training takes a tenth of each class for it" in outcome.out
+    assert "test: no folder of its own; as in training, it is a tenth of each class" in outcome.out
+    assert "mean []" not in outcome.out
+
+
+def test_check_finds_copies_of_the_images_that_training_would_test_on(elle, tmp_path):
+    write_two_classes(tmp_path, 20)
+    for file in sorted((tmp_path / "cat").iterdir()):
+        shutil.copy(file, file.with_name(f"z{file.name}"))
+    report = json.loads(elle("data", "check", "folder", "--root", tmp_path, "--json").out)
+    taken = load_dataset("folder", tmp_path, image_size=8)
+    for name, split in (("train", taken.train), ("test", taken.test)):
+        assert list(report["splits"][name]["per_class"].values()) == np.bincount(split.y).tolist()
+    cats = [path.name.removeprefix("z") for path in taken.test.files.paths if path.parent.name == "cat"]
+    assert sorted(cats) == sorted(set(cats))  # no two of them are copies of each other: each has its own in training
+    assert report["duplicates"]["count"] == len(cats) == 4
 
 
 def test_separation_prints_the_distance_and_half_of_it(elle, tmp_path):

@@ -97,14 +97,14 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
             ["all", *(str(one["images"]) for one in splits.values())]
         ]
         print_table(["class", *splits], rows)
+        if report["held_out"]:
+            print("test: no folder of its own; as in training, it is a tenth of each class")
         for split, one in splits.items():
-            if not one["images"] and not one["unreadable"]:
-                print(f"{split}: no folder of its own; training takes a tenth of each class for it")
-                continue
             sizes = ", ".join(f"{size} ({count})" for size, count in list(one["sizes"].items())[:_SIZES])
             if one["different_sizes"] > _SIZES:
                 sizes += f" and {one['different_sizes'] - _SIZES} other sizes"
-            print(f"{split}: pixels {sizes}; mean {one['mean']}, std {one['std']}")
+            if one["images"]:
+                print(f"{split}: pixels {sizes}; mean {one['mean']}, std {one['std']}")
             for line in one["unreadable"]:
                 print(f"{split}: unreadable: {line}")
         if report["skipped"]:

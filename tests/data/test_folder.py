@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import struct
 import zlib
 
@@ -78,7 +79,24 @@ def test_other_files_and_hidden_ones_are_passed_over(tmp_path):
     (tmp_path / "train" / "n01" / "._n01_0.JPEG").write_text("resource fork")
     (tmp_path / "train" / "n01" / "notes.txt").write_text("notes")
     (tmp_path / "train" / ".cache").mkdir()
+    copies = tmp_path / "train" / "n01" / ".ipynb_checkpoints"
+    copies.mkdir()
+    shutil.copy(index_folder(tmp_path).train.paths[0], copies / "n01_0-checkpoint.JPEG")
     assert len(index_folder(tmp_path).train) == 9
+
+
+def test_a_folder_in_a_class_may_be_a_link_even_one_that_leads_back(tmp_path):
+    write_imagenet(tmp_path / "photos")
+    place = tmp_path / "photos" / "train" / "n01"
+    (tmp_path / "more" / "deep").mkdir(parents=True)
+    shutil.copy(index_folder(tmp_path / "photos").train.paths[0], tmp_path / "more" / "deep" / "more.jpg")
+    (place / "linked").symlink_to(tmp_path / "more")
+    (place / "itself").symlink_to(place)
+    (place / "all").symlink_to(tmp_path)
+    (tmp_path / "more" / "back").symlink_to(tmp_path / "photos" / "train")
+    train = index_folder(tmp_path / "photos").train
+    assert len(train) == 10
+    assert train.paths.count(place / "linked" / "deep" / "more.jpg") == 1
 
 
 def test_missing_unknown_and_empty_classes_are_named(tmp_path):

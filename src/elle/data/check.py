@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from elle.data.cores import usable_cores
 from elle.data.folder import FolderSplit, decode, index_folder
+from elle.data.image_folder import train_and_test
 from elle.data.registry import data_folder, find_dataset, load_dataset, naming_the_folder
 from elle.data.sources import Split
 from elle.errors import InputError
@@ -43,18 +44,19 @@ def check(name: str, root: str | Path | None = None) -> dict[str, Any]:
     if find_dataset(name).files:
         with naming_the_folder(root):
             index = index_folder(data_folder(root))
-        splits = {"train": _files(index.train), "test": _files(index.test) if index.test else iter(())}
-        classes, skipped = index.classes, index.skipped()
+        splits = {split: _files(one) for split, one in zip(("train", "test"), train_and_test(index), strict=True)}
+        classes, skipped, held_out = index.classes, index.skipped(), index.test is None
     else:
         images = load_dataset(name, root)
         splits = {"train": _images(images.train), "test": _images(images.test)}
-        classes, skipped = images.classes, None
+        classes, skipped, held_out = images.classes, None, images.held_out
     tallies = {split: _Tally(items, len(classes)) for split, items in splits.items()}
     shared = _shared(tallies["test"], tallies["train"])
     return {
         "name": name,
         "classes": list(classes),
         "splits": {split: tally.report(classes) for split, tally in tallies.items()},
+        "held_out": held_out,
         "skipped": skipped,
         "duplicates": {"count": len(shared), "first": shared[:_LISTED]},
     }

@@ -35,6 +35,9 @@ class FolderSplit:
     def __len__(self) -> int:
         return len(self.paths)
 
+    def part(self, numbers: npt.NDArray[np.int64]) -> "FolderSplit":
+        return FolderSplit([self.paths[k] for k in numbers], self.y[numbers])
+
 
 @dataclass
 class FolderIndex:
@@ -108,12 +111,19 @@ def _images_below(folder: Path, skipped: Counter[str]) -> list[Path]:
         raise InputError(f"{problem.filename}: cannot be listed ({problem.strerror}); check its permissions")
 
     found = []
-    for place, _, names in os.walk(folder, onerror=refuse):
-        # A leading dot: what macOS leaves beside a file it copies (._photo.jpg) is no image.
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        # A leading dot: what macOS leaves beside a file it copies (._photo.jpg) is no image, and what other programs
+        # keep in .thumbnails or .ipynb_checkpoints are copies, of which some would be tested on.
+        folders[:] = [name for name in folders if not name.startswith(".") and not _leads_back(Path(place, name))]
         seen = [name for name in names if not name.startswith(".")]
         found += [Path(place, name) for name in seen if name.lower().endswith(SUFFIXES)]
         skipped.update(Path(name).suffix.lower() for name in seen if name.lower().endswith(_OTHERS))
     return sorted(found)
+
+
+def _leads_back(folder: Path) -> bool:
+    """Whether it is a link to a folder that it is in, which would never end."""
+    return folder.is_symlink() and any(map(folder.samefile, folder.absolute().parents))
 
 
 def _by_annotations(split: Path, classes: list[str]) -> FolderSplit:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from elle.data.folder import FolderSplit, index_folder
+from elle.data.folder import FolderIndex, FolderSplit, index_folder
 from elle.data.phases import Phase, Timetable
 from elle.data.sources import ImageSet, Split, spread_images
 from elle.errors import InputError, WorkError
@@ -70,8 +70,7 @@ class FolderImages(Split):
         return self.part(np.arange(count))
 
     def part(self, numbers: npt.NDArray[np.int64]) -> FolderImages:
-        files = FolderSplit([self.files.paths[k] for k in numbers], self.files.y[numbers])
-        return FolderImages(files, self.size, self.workers)
+        return FolderImages(self.files.part(numbers), self.size, self.workers)
 
 
 def folder_set(root: Path, image_size: int | None, workers: int | None) -> ImageSet:
@@ -84,15 +83,20 @@ def folder_set(root: Path, image_size: int | None, workers: int | None) -> Image
     if len(index.classes) < 2:
         raise InputError(f"{root}: only the class {index.classes[0]!r}; a classifier needs two class folders or more")
     size = image_size or min(IMAGE_SIZE, max(_short_sides(train)))
-    test = index.test
-    images = FolderImages(train, size, workers)
-    if test is not None:
-        return ImageSet(images, FolderImages(test, size, workers), index.classes, index.skipped())
-    held_out = _held_out(train.y)
-    if not 0 < held_out.sum() < len(train):
+    train, test = train_and_test(index)
+    if not len(train) or not len(test):
         raise InputError(f"{root}: one image cannot be both trained on and tested on; add images, or a folder val/")
-    kept, tested = (images.part(chosen.nonzero()[0]) for chosen in (~held_out, held_out))
-    return ImageSet(kept, tested, index.classes, index.skipped(), held_out=True)
+    trained, tested = FolderImages(train, size, workers), FolderImages(test, size, workers)
+    return ImageSet(trained, tested, index.classes, index.skipped(), held_out=index.test is None)
+
+
+def train_and_test(index: FolderIndex) -> tuple[FolderSplit, FolderSplit]:
+    """The files that are trained on and those that are tested on, which nobody may have split."""
+    if index.test is not None:
+        return index.train, index.test
+    held_out = _held_out(index.train.y)
+    kept, tested = (index.train.part(chosen.nonzero()[0]) for chosen in (~held_out, held_out))
+    return kept, tested
 
 
 def _held_out(y: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -45,7 +45,7 @@ def model_card(
     lines = [f"# {config.model} on {config.data}, {config.method}, eps {format_radius(config.eps or 0)}", ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in facts.items()), ""]
     lines += ["## Accuracy", "", *_accuracies(directory, config, result), ""]
-    lines += ["## Load", "", *_loading(form, file, trained.classes, header), ""]
+    lines += ["## Load", "", *_loading(form, file, trained.classes, header), "", *_reading(config)]
     same = f"the same class for {compared['same_class']} of {compared['images']}"
     lines += [
         f"The file was read back and compared with the trained network on {compared['images']} test images: "
@@ -90,7 +90,8 @@ def _cut_out(config: Config) -> str:
     size = config.image_size or 0
     return (
         f": the short side of a photograph resized to {round(MARGIN * size)} pixels (left as it is where it has fewer, "
-        f"enlarged to {size} below that), its middle {size} x {size} cut out"
+        f"enlarged to {size} below that), its middle {size} x {size} cut out, as `read_image` does below; "
+        f"a transparency is dropped, and an orientation tag not applied"
     )
 
 
@@ -136,6 +137,47 @@ def _loading(form: Format, file: str, classes: tuple[str, ...], header: Mapping[
         f"names = [classes[k] for k in logits.argmax(1).tolist()]"
     )
     return [f"`{file}` ({form.name}): {form.description}.", "", "```python", *code.splitlines(), "```"]
+
+
+# What elle.data.decoding makes of a photograph that is evaluated, for programs without elle. A test compares their
+# pixels, which differ by two levels at most: Pillow's resizing rounds otherwise than torch's.
+_READER = """\
+import numpy
+import torch
+from PIL import Image
+
+
+def read_image(path, size={size}, short={short}):
+    photo = Image.open(path)
+    width, height = photo.size
+    shrink = min(photo.size) / min(max(min(photo.size), size), short)
+    if photo.mode == "RGB" and shrink >= 2:  # a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size
+        photo.draft("RGB", (int(width / shrink), int(height / shrink)))
+    across, down, side = photo.width / width, photo.height / height, size * shrink
+    left, top = round((width - side) / 2 * across), round((height - side) / 2 * down)
+    right, bottom = round((width + side) / 2 * across), round((height + side) / 2 * down)
+    if photo.mode.startswith("I"):  # 16-bit grey, which convert would make white
+        photo = Image.fromarray((numpy.asarray(photo) >> 8).astype(numpy.uint8))
+    photo = photo.convert("RGB").crop((left, top, max(left + 1, right), max(top + 1, bottom)))
+    pixels = numpy.array(photo.resize((size, size), Image.Resampling.BILINEAR))
+    return torch.tensor(pixels).permute(2, 0, 1)[None] / 255
+"""
+
+
+def _reading(config: Config) -> list[str]:
+    """Code that makes a photograph the x that the network was evaluated on; nothing for other images."""
+    size = config.image_size
+    if size is None or not find_dataset(config.data).files:
+        return []
+    code = _READER.format(size=size, short=round(MARGIN * size)).splitlines()
+    return [
+        "`x = read_image(path)` reads a photograph as the test images were read:",
+        "",
+        "```python",
+        *code,
+        "```",
+        "",
+    ]
 
 
 def _cell(text: str) -> str:
