@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from elle.core.attacks import check_floats, check_logits, check_radius
+from elle.core.attacks import check_floats, check_logits, check_radius, parallel_parts
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Criterion, Linearity, Norm, cross_entropy
 
@@ -73,7 +71,8 @@ class ELLE(nn.Module):
         def logits(points: Tensor) -> Tensor:
             return check_logits(model(points))
 
-        with _without_buffer_broadcast(model):
+        # Without a broadcast of BatchNorm's buffers, which the loss's forward, not yet backward, has read.
+        with parallel_parts(model, require_forward_param_sync=False):
             error = self.regulariser(logits, x, y, self.eps, self.criterion).mean()
         seen = _mean_over_ranks(error.detach())
         state = {name: getattr(self, name) for name in self.rule.start("meta")}
@@ -108,16 +107,3 @@ def _mean_over_ranks(error: Tensor) -> Tensor:
         dist.all_reduce(error)
         error /= dist.get_world_size()
     return error
-
-
-@contextlib.contextmanager
-def _without_buffer_broadcast(model: nn.Module) -> Iterator[None]:
-    """A DDP forward that leaves BatchNorm's buffers alone: the loss's forward, not yet backward, has read them."""
-    if not isinstance(model, DistributedDataParallel):
-        yield
-        return
-    kept, model.require_forward_param_sync = model.require_forward_param_sync, False
-    try:
-        yield
-    finally:
-        model.require_forward_param_sync = kept

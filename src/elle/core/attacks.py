@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 Model = Callable[[Tensor], Tensor]
@@ -78,7 +80,7 @@ class SignStep:
         The steps start at `begin` where it is given, otherwise at a `first_point` drawn now.
         """
         x, model = x.detach(), unwrapped(model)
-        with in_eval_mode(model) if self.eval_mode else contextlib.nullcontext():
+        with apart_from_ranks(model), in_eval_mode(model) if self.eval_mode else contextlib.nullcontext():
             target = _probabilities(model, x) if self.objective == "kl" else y
             if self.agree > 1:
                 return self._inside(x + self.alpha * eps * self._agreement(model, x, target, eps), x, eps)
@@ -278,6 +280,53 @@ def unwrapped(model: AnyModel) -> AnyModel:
     The wrapper would take an attack's backward for the step's, and wait for ranks that may not be attacking.
     """
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+@contextlib.contextmanager
+def parallel_parts(model: Model, **settings: bool) -> Iterator[None]:
+    """Every DistributedDataParallel inside the network with these attributes, which are put back afterwards.
+
+    It may be inside of torch.compile or of another module, or be called by a plain function.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        yield
+        return
+    seen: set[nn.Module] = set()
+    kept: list[tuple[DistributedDataParallel, dict[str, bool]]] = []
+
+    def find(called: nn.Module, *_: object) -> None:
+        for part in () if called in seen else called.modules():
+            if isinstance(part, DistributedDataParallel) and part not in seen:
+                kept.append((part, {name: getattr(part, name) for name in settings}))
+                part.__dict__.update(settings)
+            seen.add(part)
+
+    # What a function calls is known when it does.
+    calls = None if isinstance(model, nn.Module) else register_module_forward_pre_hook(find)
+    try:
+        if isinstance(model, nn.Module):
+            find(model)
+        yield
+    finally:
+        if calls is not None:
+            calls.remove()
+        for wrapper, before in kept:
+            wrapper.__dict__.update(before)
+
+
+def apart_from_ranks(model: Model) -> contextlib.AbstractContextManager[None]:
+    """Passes that are no business of the other ranks, which may not make them, and whose backward is not the step's.
+
+    With static_graph the first backward at all would be taken for a step's: it would wait for the other ranks, and the
+    gradients of the step itself would never be averaged.
+    """
+    return parallel_parts(
+        model,
+        require_forward_param_sync=False,
+        require_backward_grad_sync=False,
+        find_unused_parameters=False,
+        static_graph=False,
+    )
 
 
 def differentiable() -> contextlib.AbstractContextManager[object]:
