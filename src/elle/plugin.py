@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Literal, Self
 
@@ -9,9 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from elle.core.attacks import check_floats, check_logits, check_radius, parallel_parts
+from elle.core.attacks import check_classes, check_floats, check_logits, check_radius, parallel_parts
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Criterion, Linearity, Norm, cross_entropy
+
+BFLOAT16 = (
+    "the network computes in bfloat16 by itself, whose rounding hides the linearity error; keep its weights in float32 "
+    "and use torch.autocast around it, or float16"
+)
 
 
 class ELLE(nn.Module):
@@ -33,7 +39,7 @@ class ELLE(nn.Module):
 
     def __init__(
         self,
-        eps: float,
+        eps: float | Tensor,
         weight: float = 4000.0,
         adaptive: bool = True,
         *,
@@ -60,7 +66,9 @@ class ELLE(nn.Module):
 
     def forward(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """weight * mean error of x [B, ...] in [0, 1] with labels or probabilities y, [B] or [B, K]: a scalar."""
-        check_floats(x, self.eps)
+        # Again: a schedule sets another radius.
+        check_radius(self.eps, self.regulariser.norm, allow_zero=True)
+        check_floats(x, self.eps, self.regulariser.norm)
         if len(x) == 0 or len(x) != len(y):
             raise ValueError(
                 f"x has {len(x)} images and y {len(y)} labels; give at least one image, and a label for each"
@@ -69,7 +77,10 @@ class ELLE(nn.Module):
             self.to(x.device)
 
         def logits(points: Tensor) -> Tensor:
-            return check_logits(model(points))
+            answer = check_logits(model(points))
+            if answer.dtype is torch.bfloat16:  # although no autocast is around it
+                warnings.warn(BFLOAT16, stacklevel=2)
+            return check_classes(answer) if self.criterion is cross_entropy else answer
 
         # Without a broadcast of BatchNorm's buffers, which the loss's forward, not yet backward, has read.
         with parallel_parts(model, require_forward_param_sync=False):
@@ -86,18 +97,22 @@ class ELLE(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """As any module's, but `half()` of a network that holds the plug-in leaves its statistics in float32.
 
-        An error of 1e-8 is 0 in fp16, and a count in bf16 ends at 256.
+        An error of 1e-8 is 0 in fp16, and a count in bf16 ends at 256. A criterion's buffers, such as the weights of
+        classes, meet logits in float32 at least.
         """
-        before = dict(self.named_buffers())
+        before = [(part, *one) for part in self.modules() for one in part.named_buffers(recurse=False)]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in before.items():
-            moved = getattr(self, name)
-            if moved.dtype != buffer.dtype:
-                setattr(self, name, buffer.to(moved.device))
+        for part, name, buffer in before:
+            moved = getattr(part, name)
+            narrower = moved.dtype.itemsize < buffer.dtype.itemsize
+            if narrower or (part is self and moved.dtype != buffer.dtype):
+                setattr(part, name, buffer.to(moved.device))
         return self
 
     def extra_repr(self) -> str:
-        return f"eps={self.eps:g}, {self.rule}, {self.regulariser}"
+        eps = self.eps
+        radius = f"eps of shape {list(eps.shape)}" if isinstance(eps, Tensor) and eps.dim() else f"eps={eps:g}"
+        return f"{radius}, {self.rule}, {self.regulariser}"
 
 
 def _mean_over_ranks(error: Tensor) -> Tensor:

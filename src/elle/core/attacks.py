@@ -131,7 +131,7 @@ class SignStep:
         with differentiable(), torch.enable_grad():
             x, target = (value.clone() if value.is_inference() else value for value in (x, target))
             x = x.detach().requires_grad_()
-            start, slope = self._differentiated(check_logits(model(x)), target)
+            start, slope = self._differentiated(check_classes(check_logits(model(x))), target)
             (gradient,) = torch.autograd.grad(start, x, slope)
         return gradient
 
@@ -201,13 +201,29 @@ def check_radius(eps: float | Tensor, norm: str = "linf", allow_zero: bool = Fal
         raise ValueError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
 
 
-def check_floats(x: Tensor, eps: float | Tensor) -> None:
+def one_radius(eps: float | Tensor, norm: str = "linf", allow_zero: bool = False) -> float:
+    """The radius of all images as a plain number, if it can be meant; one that is a tensor is read."""
+    if isinstance(eps, Tensor):
+        if eps.numel() != 1:
+            raise ValueError(f"eps has shape {list(eps.shape)}; give one number, for all images and pixels")
+        eps = eps.item()
+    check_radius(eps, norm, allow_zero)
+    return float(eps)
+
+
+def check_floats(x: Tensor, eps: float | Tensor, norm: str = "linf") -> None:
     """Refuse images of whole numbers, which have no gradient, and radii [B], which would be those of columns."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"x is a {type(x).__name__}; give a tensor of floats in [0, 1]")
     if not x.is_floating_point():
         raise ValueError(f"x is {x.dtype}; it must be floats in [0, 1], for example x.float() / 255")
-    if isinstance(eps, Tensor) and eps.dim() not in (0, x.dim()):
+    if not isinstance(eps, Tensor) or eps.dim() == 0:
+        return
+    if eps.dim() != x.dim() or (norm != "linf" and eps[:1].numel() != 1):
         shape = ", ".join(["-1", *["1"] * (x.dim() - 1)])
         raise ValueError(f"eps has shape {list(eps.shape)}; give one number, or one an image as eps.view({shape})")
+    if torch.promote_types(eps.dtype, x.dtype) != x.dtype:
+        raise ValueError(f"eps is {eps.dtype} and x {x.dtype}, which would change; give eps.to(x.dtype)")
 
 
 def check_logits(answer: object) -> Tensor:
@@ -218,6 +234,17 @@ def check_logits(answer: object) -> Tensor:
             f"these alone, such as the first of several values"
         )
     return answer
+
+
+def check_classes(logits: Tensor) -> Tensor:
+    """Refuse one logit an image, of which the cross-entropy is 0 whatever it is: an attack would return its images."""
+    if logits.dim() < 2 or logits.shape[1] < 2:
+        raise ValueError(
+            f"the network returned logits of shape {list(logits.shape)}; the cross-entropy needs one for each class, "
+            f"[B, K]: for a single logit z of shape [B, 1] return torch.cat([torch.zeros_like(z), z], 1), and give "
+            f"labels 0 and 1"
+        )
+    return logits
 
 
 def fgsm(
@@ -231,7 +258,7 @@ def fgsm(
 ) -> Tensor:
     """x + eps * sign(grad L(x)) (Goodfellow et al., arXiv 1412.6572), not clipped unless asked, as in the paper."""
     check_radius(eps, norm, allow_zero=True)
-    check_floats(x, eps)
+    check_floats(x, eps, norm)
     return SignStep(clip=clip, norm=norm)(model, x, y, eps)
 
 
@@ -254,7 +281,7 @@ def pgd(
 ) -> Tensor:
     """PGD from a uniform start, inside the ball and [0, 1]; alpha in units of eps, 2.5 / steps by default."""
     check_radius(eps, norm, allow_zero=True)
-    check_floats(x, eps)
+    check_floats(x, eps, norm)
     alpha = 2.5 / max(steps, 1) if alpha is None else alpha
     if 0 < alpha * steps < 1 - 1e-6:
         # 2/255, as papers write a step, would be 2/255 of eps: an attack that goes nowhere and says so to nobody.
@@ -363,17 +390,23 @@ def _random_direction(x: Tensor, norm: Norm) -> Tensor:
 def _normalised(gradient: Tensor, norm: Norm) -> Tensor:
     if norm == "linf":
         return gradient.sign()
+    wide = _wide(gradient)
     # Scaled by its largest entry first: the square of a confident network's gradient is 0 in float32.
-    gradient = gradient / gradient.abs().amax(tuple(range(1, gradient.dim())), keepdim=True).clamp(min=1e-38)
-    return gradient / _length(gradient)
+    wide = wide / wide.abs().amax(tuple(range(1, wide.dim())), keepdim=True).clamp(min=1e-38)
+    return (wide / _length(wide)).to(gradient.dtype)
 
 
 def _projected(delta: Tensor, eps: float | Tensor, norm: Norm) -> Tensor:
     if norm == "linf":
         return delta.clamp(-eps, eps)  # type: ignore[arg-type]  # a number or a tensor, both ends alike
-    return delta * (eps / _length(delta)).clamp(max=1)
+    return (_wide(delta) * (eps / _length(delta)).clamp(max=1)).to(delta.dtype)
 
 
 def _length(delta: Tensor) -> Tensor:
     """The l2 norm of each image, shaped to divide them by; never 0."""
-    return delta.square().sum(tuple(range(1, delta.dim())), keepdim=True).sqrt().clamp(min=1e-30)
+    return _wide(delta).square().sum(tuple(range(1, delta.dim())), keepdim=True).sqrt().clamp(min=1e-30)
+
+
+def _wide(values: Tensor) -> Tensor:
+    """At least in float32: the squares of a large image add up to infinity in fp16, where the least lengths are 0."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

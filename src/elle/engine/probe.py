@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elle.core.attacks import Norm, SignStep, check_radius, unwrapped
+from elle.core.attacks import Norm, SignStep, one_radius, unwrapped
 from elle.core.linearity import Linearity
 from elle.engine.monitor import Monitor, Reading, Verdict
 from elle.evaluation.autoattack import oracle
@@ -58,7 +58,7 @@ class CollapseMonitor(Monitor):
                 f"the probe images are {x.dtype} in {float(x.min()):.3g} to {float(x.max()):.3g}; give floats in "
                 f"[0, 1], and a network that normalises for itself"
             )
-        check_radius(eps, norm)
+        eps = one_radius(eps, norm)
         if per_epoch < 1:
             raise ValueError(f"per_epoch is {per_epoch}; it is how often an epoch you call check, 1 or more")
         if graph and not x.is_cuda:
@@ -115,6 +115,8 @@ class CollapseMonitor(Monitor):
 
     def look(self, model: nn.Module) -> Reading:
         """Accuracies and E_lin on the probe, in the precision of the autocast around it."""
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"the model is a {type(model).__name__}; give a torch.nn.Module, which has an eval mode")
         model = unwrapped(model)
         if self.graphed is not None and self.graphed.captured:
             numbers = self.graphed(model)  # eval mode is in the graph
