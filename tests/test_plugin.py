@@ -85,6 +85,19 @@ def test_the_value_is_the_weight_times_the_mean_error(model, data):
     assert value.requires_grad
 
 
+def test_what_a_loop_keeps_of_a_call_is_not_changed_by_the_next(model, data):
+    """Numbers are read later, as reading waits for the device; a state_dict may be that of the best epoch so far."""
+    reg, kept, read = elle.ELLE(EPS, weight=100, decay=0.9), [], []
+    for eps in JUMP:
+        reg.eps = eps
+        call(reg, model, *data)
+        values = {"error": reg.error, "weight": reg.weight, "threshold": reg.threshold} | reg.state_dict()
+        kept.append(values)
+        read.append({name: value.item() for name, value in values.items()})
+    assert [{name: value.item() for name, value in values.items()} for values in kept] == read
+    assert len({values["error"] for values in read}) > 1
+
+
 def test_without_adaptation_the_weight_is_constant(model, data):
     seen = observe(elle.ELLE(EPS, weight=7, adaptive=False), model, data, JUMP)
     assert {(weight, threshold) for _, weight, threshold in seen} == {(7, math.inf)}

@@ -88,11 +88,22 @@ class ELLE(nn.Module):
         seen = _mean_over_ranks(error.detach())
         state = {name: getattr(self, name) for name in self.rule.start("meta")}
         with torch.no_grad():
-            for name, value in self.rule.update(state, seen).items():
-                getattr(self, name).copy_(value)
-            self.error.copy_(seen)
-        # A copy: the buffer changes in place at the next call, perhaps before this call's backward.
+            self._keep(self.rule.update(state, seen) | {"error": seen})
+        # A copy: where the buffer changes in place at the next call, that may be before this call's backward.
         return self.weight.clone() * error
+
+    def _keep(self, values: dict[str, Tensor]) -> None:
+        """In tensors of their own: what a loop has put into a list, to read it later, stays what it was.
+
+        In place where a CUDA graph or a compiler will repeat this call, which reads what it wrote the last time.
+        """
+        for name, value in values.items():
+            buffer: Tensor = getattr(self, name)
+            repeated = torch.compiler.is_compiling() or (buffer.is_cuda and torch.cuda.is_current_stream_capturing())
+            if repeated:
+                buffer.copy_(value)
+            else:
+                setattr(self, name, value.to(buffer.dtype, copy=True))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """As any module's, but `half()` of a network that holds the plug-in leaves its statistics in float32.
