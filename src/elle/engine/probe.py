@@ -53,6 +53,8 @@ class CollapseMonitor(Monitor):
             raise ValueError(f"{len(x)} probe images and {len(y)} labels; there must be one label an image")
         if y.dim() != 1:
             raise ValueError(f"the labels have shape {tuple(y.shape)}; give the number of the class of each image, [N]")
+        if not torch.equal(y.long().to(y.dtype), y):
+            raise ValueError("the labels are not whole numbers; give the number of the class of each image, from 0")
         if not x.is_floating_point() or not bool(((x >= 0) & (x <= 1)).all()):
             raise ValueError(
                 f"the probe images are {x.dtype} in {float(x.min()):.3g} to {float(x.max()):.3g}; give floats in "
@@ -64,7 +66,8 @@ class CollapseMonitor(Monitor):
         if graph and not x.is_cuda:
             raise ValueError(f"graph=True needs probe images on an NVIDIA GPU; these are on {x.device}")
         super().__init__(per_epoch)
-        self.x, self.y, self.eps, self.seed = x, y.long(), eps, seed
+        # Copies: a loader may fill the same memory with other images, which are not those of the labels.
+        self.x, self.y, self.eps, self.seed = x.detach().clone(), y.long().clone(), eps, seed
         self.batch = batch or len(x)
         """Images attacked at once; fewer than there are need less memory."""
         self.single = SignStep(clip=True, norm=norm)
