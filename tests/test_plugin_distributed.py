@@ -56,6 +56,9 @@ CALLED = {
     "a function": lambda model: lambda x: model(x),
     "a module": torch.nn.Sequential,
     "torch.compile": lambda model: torch.compile(model, backend="eager"),
+    "a function of torch.compile": lambda model: (lambda compiled: lambda x: compiled(x))(
+        torch.compile(model, backend="eager")
+    ),
 }
 
 

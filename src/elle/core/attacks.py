@@ -322,6 +322,8 @@ def parallel_parts(model: Model, **settings: bool) -> Iterator[None]:
     kept: list[tuple[DistributedDataParallel, dict[str, bool]]] = []
 
     def find(called: nn.Module, *_: object) -> None:
+        if torch.compiler.is_compiling():  # what is compiled has been looked into when it was called
+            return
         for part in () if called in seen else called.modules():
             if isinstance(part, DistributedDataParallel) and part not in seen:
                 kept.append((part, {name: getattr(part, name) for name in settings}))
