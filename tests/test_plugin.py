@@ -85,6 +85,19 @@ def test_the_value_is_the_weight_times_the_mean_error(model, data):
     assert value.requires_grad
 
 
+def test_what_a_loop_keeps_of_a_call_is_not_changed_by_the_next(model, data):
+    """Numbers are read later, as reading waits for the device; a state_dict may be that of the best epoch so far."""
+    reg, kept, read = elle.ELLE(EPS, weight=100, decay=0.9), [], []
+    for eps in JUMP:
+        reg.eps = eps
+        call(reg, model, *data)
+        values = {"error": reg.error, "weight": reg.weight, "threshold": reg.threshold} | reg.state_dict()
+        kept.append(values)
+        read.append({name: value.item() for name, value in values.items()})
+    assert [{name: value.item() for name, value in values.items()} for values in kept] == read
+    assert len({values["error"] for values in read}) > 1
+
+
 def test_without_adaptation_the_weight_is_constant(model, data):
     seen = observe(elle.ELLE(EPS, weight=7, adaptive=False), model, data, JUMP)
     assert {(weight, threshold) for _, weight, threshold in seen} == {(7, math.inf)}
@@ -356,6 +369,42 @@ def test_a_network_that_holds_it_does_not_round_its_statistics(model, data, dtyp
     assert all(torch.equal(network[1].state_dict()[name], value) for name, value in expected.items())
 
 
+@pytest.mark.parametrize(("dtype", "kept"), [("float16", "float32"), ("bfloat16", "float32"), ("float64", "float64")])
+def test_the_weights_of_classes_in_its_criterion_are_moved_with_it(model, data, dtype, kept):
+    criterion = torch.nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0, 4.0]), reduction="none")
+    reg = elle.ELLE(EPS, criterion=criterion).to(getattr(torch, dtype))
+    assert criterion.weight.dtype is getattr(torch, kept)
+    assert reg.weight.dtype is torch.float32
+    x, y = data
+    assert reg(model.to(criterion.weight.dtype), x.to(criterion.weight.dtype), y).isfinite()
+
+
+def test_a_network_that_is_bfloat16_by_itself_is_told_of(model, data):
+    with pytest.warns(UserWarning, match="computes in bfloat16 by itself"):
+        elle.ELLE(EPS)(lambda x: model(x).bfloat16(), *data)
+
+
+def test_a_network_of_one_logit_needs_a_criterion_of_its_own():
+    x, _ = images(4, shape=(12,))
+    network, y = Affine(classes=1), torch.ones(4, 1)
+    with pytest.raises(ValueError, match=r"logits of shape \[12, 1\]"):
+        elle.ELLE(EPS)(network, x, y)
+
+    def binary(logits, y):
+        return F.binary_cross_entropy_with_logits(logits, y, reduction="none").squeeze(1)
+
+    assert elle.ELLE(EPS, 1, adaptive=False, criterion=binary)(network, x, y) > 0
+
+
+def test_a_radius_that_a_schedule_sets_is_looked_at_too(model, data):
+    reg = elle.ELLE(EPS)
+    reg.eps = 8
+    with pytest.raises(ValueError, match=r"eps is 8; .*8/255"):
+        reg(model, *data)
+    reg.eps = 0.0  # where a schedule may begin
+    reg(model, *data)
+
+
 def test_images_that_are_not_floats_are_refused(model, data):
     with pytest.raises(ValueError, match=r"x is torch.uint8.*x.float\(\) / 255"):
         elle.ELLE(EPS)(model, (data[0] * 255).byte(), data[1])
@@ -370,6 +419,7 @@ def test_images_without_a_label_each_are_refused(model, data, images, labels):
 def test_its_description_names_the_radius_and_the_rule():
     assert "eps=0.0313725" in repr(elle.ELLE(EPS))
     assert "OnOff(value=4000.0" in repr(elle.ELLE(EPS))
+    assert "eps of shape [1, 3, 1, 1]" in repr(elle.ELLE(torch.full((1, 3, 1, 1), EPS)))
 
 
 def test_an_unknown_name_of_the_package_is_an_attribute_error():

@@ -28,16 +28,20 @@ def opposite_offsets():
     return lambda x, eps, norm="linf": next(signs) * eps * torch.sin(50 * x)
 
 
-def train(model, shards, steps=STEPS):
-    """The contract of the design on this process's part of each batch; what was seen at each step."""
+def train(model, shards, steps=STEPS, called=None):
+    """The contract of the design on this process's part of each batch; what was seen at each step.
+
+    `called`: what is called in place of the model, and calls it.
+    """
+    called = model if called is None else called
     reg = elle.ELLE(EPS, weight=1e4, decay=0.5, alpha=0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     seen = {"error": [], "weight": [], "threshold": [], "gradient": []}
     for step in range(steps):
         x, y = shards(step)
         reg.eps = RADII[step]
-        x_adv = elle.attacks.fgsm(model, x, y, eps=EPS)
-        loss = F.cross_entropy(model(x_adv), y) + reg(model, x, y)
+        x_adv = elle.attacks.fgsm(called, x, y, eps=EPS)
+        loss = F.cross_entropy(called(x_adv), y) + reg(called, x, y)
         loss.backward()
         for name in ("error", "weight", "threshold"):
             seen[name].append(getattr(reg, name).clone())
@@ -45,6 +49,17 @@ def train(model, shards, steps=STEPS):
         optimizer.step()
         optimizer.zero_grad()
     return {name: torch.stack(values) for name, values in seen.items()}
+
+
+# Ways to call a network that is in DistributedDataParallel, and not to be it.
+CALLED = {
+    "a function": lambda model: lambda x: model(x),
+    "a module": torch.nn.Sequential,
+    "torch.compile": lambda model: torch.compile(model, backend="eager"),
+    "a function of torch.compile": lambda model: (lambda compiled: lambda x: compiled(x))(
+        torch.compile(model, backend="eager")
+    ),
+}
 
 
 def part(step, rank):
@@ -69,6 +84,12 @@ def worker(rank, folder):
     seen["two_backwards"] = two_backwards(rank)
     seen["static"] = train(DistributedDataParallel(conv_net(), static_graph=True), lambda step: part(step, rank))
     linearity.uniform_in_ball = opposite_offsets()
+    for way, called in CALLED.items():
+        model = DistributedDataParallel(smooth_net(64), static_graph=True)
+        seen[way] = train(model, lambda step: part(step, rank), called=called(model))
+    model = DistributedDataParallel(smooth_net(64), static_graph=True)
+    elle.evaluate(torch.nn.Sequential(model), *part(0, rank), "clean,fgsm", EPS)
+    seen["evaluated before"] = train(model, lambda step: part(step, rank))
     seen["plain"] = train(DistributedDataParallel(smooth_net(64)), lambda step: part(step, rank))
     torch.save(seen, f"{folder}/rank-{rank}.pt")
     dist.destroy_process_group()
@@ -110,7 +131,7 @@ def ranks(tmp_path_factory):
     return [torch.load(folder / f"rank-{rank}.pt") for rank in range(RANKS)]
 
 
-@pytest.mark.parametrize("network", ["batchnorm", "plain", "static"])
+@pytest.mark.parametrize("network", ["batchnorm", "plain", "static", "evaluated before", *CALLED])
 @pytest.mark.parametrize("quantity", ["error", "weight", "threshold", "gradient"])
 def test_every_rank_sees_the_same(ranks, network, quantity):
     assert torch.equal(ranks[0][network][quantity], ranks[1][network][quantity])
@@ -129,11 +150,13 @@ def test_the_error_is_the_mean_over_the_ranks(ranks):
 
 
 @pytest.mark.parametrize("quantity", ["error", "weight", "threshold", "gradient"])
-def test_two_processes_train_as_one_on_the_whole_batch(ranks, quantity, monkeypatch):
+@pytest.mark.parametrize("network", ["plain", "evaluated before", *CALLED])
+def test_two_processes_train_as_one_on_the_whole_batch(ranks, network, quantity, monkeypatch):
+    """With static_graph too, where DistributedDataParallel takes the first backward at all for that of a step."""
     monkeypatch.setattr(linearity, "uniform_in_ball", opposite_offsets())
     one = train(smooth_net(64), lambda step: images(8 * RANKS, seed=step))
     atol = 1e-5 if quantity == "gradient" else 0
-    torch.testing.assert_close(ranks[0]["plain"][quantity], one[quantity], rtol=1e-2, atol=atol)
+    torch.testing.assert_close(ranks[0][network][quantity], one[quantity], rtol=1e-2, atol=atol)
 
 
 def test_a_penalty_with_a_backward_of_its_own_is_averaged_over_the_ranks(ranks):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable
 from typing import Literal, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from elle.core.attacks import check_floats, check_logits, check_radius
+from elle.core.attacks import check_classes, check_floats, check_logits, check_radius, parallel_parts
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Criterion, Linearity, Norm, cross_entropy
+
+BFLOAT16 = (
+    "the network computes in bfloat16 by itself, whose rounding hides the linearity error; keep its weights in float32 "
+    "and use torch.autocast around it, or float16"
+)
 
 
 class ELLE(nn.Module):
@@ -35,7 +39,7 @@ class ELLE(nn.Module):
 
     def __init__(
         self,
-        eps: float,
+        eps: float | Tensor,
         weight: float = 4000.0,
         adaptive: bool = True,
         *,
@@ -62,7 +66,9 @@ class ELLE(nn.Module):
 
     def forward(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """weight * mean error of x [B, ...] in [0, 1] with labels or probabilities y, [B] or [B, K]: a scalar."""
-        check_floats(x, self.eps)
+        # Again: a schedule sets another radius.
+        check_radius(self.eps, self.regulariser.norm, allow_zero=True)
+        check_floats(x, self.eps, self.regulariser.norm)
         if len(x) == 0 or len(x) != len(y):
             raise ValueError(
                 f"x has {len(x)} images and y {len(y)} labels; give at least one image, and a label for each"
@@ -71,34 +77,53 @@ class ELLE(nn.Module):
             self.to(x.device)
 
         def logits(points: Tensor) -> Tensor:
-            return check_logits(model(points))
+            answer = check_logits(model(points))
+            if answer.dtype is torch.bfloat16:  # although no autocast is around it
+                warnings.warn(BFLOAT16, stacklevel=2)
+            return check_classes(answer) if self.criterion is cross_entropy else answer
 
-        with _without_buffer_broadcast(model):
+        # Without a broadcast of BatchNorm's buffers, which the loss's forward, not yet backward, has read.
+        with parallel_parts(model, require_forward_param_sync=False):
             error = self.regulariser(logits, x, y, self.eps, self.criterion).mean()
         seen = _mean_over_ranks(error.detach())
         state = {name: getattr(self, name) for name in self.rule.start("meta")}
         with torch.no_grad():
-            for name, value in self.rule.update(state, seen).items():
-                getattr(self, name).copy_(value)
-            self.error.copy_(seen)
-        # A copy: the buffer changes in place at the next call, perhaps before this call's backward.
+            self._keep(self.rule.update(state, seen) | {"error": seen})
+        # A copy: where the buffer changes in place at the next call, that may be before this call's backward.
         return self.weight.clone() * error
+
+    def _keep(self, values: dict[str, Tensor]) -> None:
+        """In tensors of their own: what a loop has put into a list, to read it later, stays what it was.
+
+        In place where a CUDA graph or a compiler will repeat this call, which reads what it wrote the last time.
+        """
+        for name, value in values.items():
+            buffer: Tensor = getattr(self, name)
+            repeated = torch.compiler.is_compiling() or (buffer.is_cuda and torch.cuda.is_current_stream_capturing())
+            if repeated:
+                buffer.copy_(value)
+            else:
+                setattr(self, name, value.to(buffer.dtype, copy=True))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """As any module's, but `half()` of a network that holds the plug-in leaves its statistics in float32.
 
-        An error of 1e-8 is 0 in fp16, and a count in bf16 ends at 256.
+        An error of 1e-8 is 0 in fp16, and a count in bf16 ends at 256. A criterion's buffers, such as the weights of
+        classes, meet logits in float32 at least.
         """
-        before = dict(self.named_buffers())
+        before = [(part, *one) for part in self.modules() for one in part.named_buffers(recurse=False)]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in before.items():
-            moved = getattr(self, name)
-            if moved.dtype != buffer.dtype:
-                setattr(self, name, buffer.to(moved.device))
+        for part, name, buffer in before:
+            moved = getattr(part, name)
+            narrower = moved.dtype.itemsize < buffer.dtype.itemsize
+            if narrower or (part is self and moved.dtype != buffer.dtype):
+                setattr(part, name, buffer.to(moved.device))
         return self
 
     def extra_repr(self) -> str:
-        return f"eps={self.eps:g}, {self.rule}, {self.regulariser}"
+        eps = self.eps
+        radius = f"eps of shape {list(eps.shape)}" if isinstance(eps, Tensor) and eps.dim() else f"eps={eps:g}"
+        return f"{radius}, {self.rule}, {self.regulariser}"
 
 
 def _mean_over_ranks(error: Tensor) -> Tensor:
@@ -108,16 +133,3 @@ def _mean_over_ranks(error: Tensor) -> Tensor:
         dist.all_reduce(error)
         error /= dist.get_world_size()
     return error
-
-
-@contextlib.contextmanager
-def _without_buffer_broadcast(model: nn.Module) -> Iterator[None]:
-    """A DDP forward that leaves BatchNorm's buffers alone: the loss's forward, not yet backward, has read them."""
-    if not isinstance(model, DistributedDataParallel):
-        yield
-        return
-    kept, model.require_forward_param_sync = model.require_forward_param_sync, False
-    try:
-        yield
-    finally:
-        model.require_forward_param_sync = kept

@@ -244,6 +244,54 @@ def test_radii_of_images_are_told_from_radii_of_columns(model, data, attack):
     assert (moved <= 3.01 * radii).all()  # n-fgsm starts two radii away
 
 
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_radii_of_channels_are_those_of_a_box_alone(norm):
+    """An l2 ball has one radius: steps of an ellipsoid would be projected to something else."""
+    (x, y), radii = images(4, shape=(3, 8, 8)), torch.tensor([0.1, 0.2, 0.3]).view(1, 3, 1, 1)
+    if norm == "l2":
+        with pytest.raises(ValueError, match=r"eps has shape \[1, 3, 1, 1\]; .*eps.view\(-1, 1, 1, 1\)"):
+            pgd(conv_net(3), x, y, radii, norm=norm)
+        return
+    moved = (fgsm(conv_net(3), x, y, radii, norm=norm) - x).abs()
+    torch.testing.assert_close(moved, radii.expand_as(moved))
+
+
+@every_attack
+def test_radii_that_would_change_the_type_of_the_images_are_refused(model, data, attack):
+    with pytest.raises(ValueError, match=r"eps is torch.float64 and x torch.float32, .*eps.to\(x.dtype\)"):
+        attack(model, *data, torch.full((16, 1, 1, 1), EPS, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("answer", [lambda z: z, lambda z: z.squeeze(1)], ids=["column", "row"])
+def test_a_network_of_one_logit_is_refused(answer):
+    """Its cross-entropy is 0, and the attack returned the images; a row was taken for the classes of one image."""
+    x, network = torch.rand(4, 12), Affine(classes=1)
+    with pytest.raises(ValueError, match=r"logits of shape \[4.*torch.cat\(\[torch.zeros_like\(z\), z\], 1\)"):
+        fgsm(lambda points: answer(network(points)), x, answer(torch.ones(4, 1)), EPS)
+
+
+def test_a_single_logit_beside_a_zero_is_attacked_as_its_binary_loss():
+    x, y, network = torch.rand(4, 12), torch.tensor([0, 1, 1, 0]), Affine(classes=1)
+
+    def two(points):
+        z = network(points)
+        return torch.cat([torch.zeros_like(z), z], 1)
+
+    along = (2 * y[:, None] - 1) * -network.weight.sign()
+    torch.testing.assert_close(fgsm(two, x, y, EPS), (x + EPS * along).detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_an_l2_attack_on_half_precision_images_is_as_long_as_on_others(dtype):
+    """The least length that may divide is 0 in fp16: an image without a gradient became no number."""
+    x, y = torch.rand(2, 12).to(dtype), torch.tensor([0, 0])
+    network = Affine().to(dtype)
+    found = fgsm(lambda points: network(points * torch.tensor([[0.0], [1.0]]).to(dtype)), x, y, 0.5, norm="l2")
+    assert found.dtype is dtype
+    assert torch.equal(found[0], x[0])
+    assert float((found[1] - x[1]).float().norm()) == pytest.approx(0.5, rel=0.01)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [{"steps": 0}, {"steps": -1}, {"norm": "l1"}, {"norm": "inf"}, {"alpha": -1}, {"alpha": math.nan}, {"noise": -1}],

@@ -140,6 +140,24 @@ def test_l2_offsets_fill_the_ball_uniformly():
     torch.testing.assert_close(delta.T.cov(), torch.eye(d) * EPS**2 / (d + 2), rtol=0.05, atol=0.02 * EPS**2 / (d + 2))
 
 
+@pytest.mark.parametrize(("norm", "p"), [("l2", 2), ("l1", 1)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_offsets_of_large_half_precision_images_reach_the_edge_of_the_ball(norm, p, dtype):
+    """In so many dimensions nearly all of a ball is at its edge; summed in fp16, the offsets were all 0."""
+    delta = uniform_in_ball(torch.zeros(1, 3, 224, 224, dtype=dtype), 1.0, norm)
+    assert delta.dtype is dtype
+    assert float(torch.linalg.vector_norm(delta.double(), p)) == pytest.approx(1, rel=0.01)
+
+
+def test_radii_of_images_are_those_of_all_their_samples():
+    x, radii = torch.full((2, 12), 0.5), torch.tensor([[1e-3], [0.5]])
+    seen = []
+    Linearity(samples=3)(lambda points: seen.append(points) or smooth_net()(points), x, torch.tensor([0, 1]), radii)
+    moved = (seen[0] - 0.5).abs().amax(1).view(3, 3, 2)  # points, samples, images
+    assert (moved[:, :, 0] <= 1.001e-3).all()
+    assert (moved[::2, :, 1] > 0.1).all()
+
+
 def test_an_unknown_norm_of_the_ball_is_refused():
     with pytest.raises(ValueError, match="linf"):
         uniform_in_ball(torch.zeros(2, 3), EPS, "l0")

@@ -110,7 +110,9 @@ def test_a_network_that_is_not_finite_has_no_error_and_is_right_nowhere(monitor)
         ({"y": torch.zeros(3)}, "one label an image"),
         ({"y": torch.zeros(16, 4)}, r"labels have shape \(16, 4\)"),
         ({"x": torch.zeros(0, 1, 8, 8), "y": torch.zeros(0)}, "one label an image"),
+        ({"y": torch.full((16,), 0.5)}, "labels are not whole numbers"),
         ({"eps": 8}, "8/255"),
+        ({"eps": torch.full((1, 3, 1, 1), EPS)}, r"eps has shape \[1, 3, 1, 1\]; give one number"),
         ({"x": torch.full((16, 1, 8, 8), 255.0)}, r"in 255 to 255; give floats in \[0, 1\]"),
         ({"x": torch.zeros(16, 1, 8, 8, dtype=torch.uint8)}, "uint8"),
         ({"per_epoch": 0}, "1 or more"),
@@ -136,6 +138,22 @@ def test_a_loss_given_as_a_tensor_is_kept_as_a_number(monitor):
     monitor.check(network, 1, loss=network(monitor.x).mean(), accuracy=torch.tensor(0.5), rate=torch.tensor(0.1))
     reading = monitor.readings[-1]
     assert all(type(reading[name]) is float for name in ("loss", "loss_ratio", "accuracy", "rate"))
+
+
+def test_images_and_labels_that_the_caller_writes_over_are_looked_at_as_they_were():
+    x, y = images(count=16)
+    model = trained(conv_net(), x, y, steps=20, lr=0.05)
+    monitor = CollapseMonitor(x, y, EPS)
+    before = monitor.look(model)
+    assert before["clean"] > 0.5
+    x.zero_()
+    y.zero_()
+    assert monitor.look(model) == before
+
+
+def test_a_function_is_refused_as_it_has_no_eval_mode(monitor):
+    with pytest.raises(ValueError, match="the model is a function; give a torch.nn.Module"):
+        monitor.check(lambda x: conv_net()(x), 1)
 
 
 def test_an_accuracy_in_percent_is_refused(monitor):

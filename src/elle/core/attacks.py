@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 Model = Callable[[Tensor], Tensor]
@@ -78,7 +80,7 @@ class SignStep:
         The steps start at `begin` where it is given, otherwise at a `first_point` drawn now.
         """
         x, model = x.detach(), unwrapped(model)
-        with in_eval_mode(model) if self.eval_mode else contextlib.nullcontext():
+        with apart_from_ranks(model), in_eval_mode(model) if self.eval_mode else contextlib.nullcontext():
             target = _probabilities(model, x) if self.objective == "kl" else y
             if self.agree > 1:
                 return self._inside(x + self.alpha * eps * self._agreement(model, x, target, eps), x, eps)
@@ -129,7 +131,7 @@ class SignStep:
         with differentiable(), torch.enable_grad():
             x, target = (value.clone() if value.is_inference() else value for value in (x, target))
             x = x.detach().requires_grad_()
-            start, slope = self._differentiated(check_logits(model(x)), target)
+            start, slope = self._differentiated(check_classes(check_logits(model(x))), target)
             (gradient,) = torch.autograd.grad(start, x, slope)
         return gradient
 
@@ -199,13 +201,29 @@ def check_radius(eps: float | Tensor, norm: str = "linf", allow_zero: bool = Fal
         raise ValueError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
 
 
-def check_floats(x: Tensor, eps: float | Tensor) -> None:
+def one_radius(eps: float | Tensor, norm: str = "linf", allow_zero: bool = False) -> float:
+    """The radius of all images as a plain number, if it can be meant; one that is a tensor is read."""
+    if isinstance(eps, Tensor):
+        if eps.numel() != 1:
+            raise ValueError(f"eps has shape {list(eps.shape)}; give one number, for all images and pixels")
+        eps = eps.item()
+    check_radius(eps, norm, allow_zero)
+    return float(eps)
+
+
+def check_floats(x: Tensor, eps: float | Tensor, norm: str = "linf") -> None:
     """Refuse images of whole numbers, which have no gradient, and radii [B], which would be those of columns."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"x is a {type(x).__name__}; give a tensor of floats in [0, 1]")
     if not x.is_floating_point():
         raise ValueError(f"x is {x.dtype}; it must be floats in [0, 1], for example x.float() / 255")
-    if isinstance(eps, Tensor) and eps.dim() not in (0, x.dim()):
+    if not isinstance(eps, Tensor) or eps.dim() == 0:
+        return
+    if eps.dim() != x.dim() or (norm != "linf" and eps[:1].numel() != 1):
         shape = ", ".join(["-1", *["1"] * (x.dim() - 1)])
         raise ValueError(f"eps has shape {list(eps.shape)}; give one number, or one an image as eps.view({shape})")
+    if torch.promote_types(eps.dtype, x.dtype) != x.dtype:
+        raise ValueError(f"eps is {eps.dtype} and x {x.dtype}, which would change; give eps.to(x.dtype)")
 
 
 def check_logits(answer: object) -> Tensor:
@@ -216,6 +234,17 @@ def check_logits(answer: object) -> Tensor:
             f"these alone, such as the first of several values"
         )
     return answer
+
+
+def check_classes(logits: Tensor) -> Tensor:
+    """Refuse one logit an image, of which the cross-entropy is 0 whatever it is: an attack would return its images."""
+    if logits.dim() < 2 or logits.shape[1] < 2:
+        raise ValueError(
+            f"the network returned logits of shape {list(logits.shape)}; the cross-entropy needs one for each class, "
+            f"[B, K]: for a single logit z of shape [B, 1] return torch.cat([torch.zeros_like(z), z], 1), and give "
+            f"labels 0 and 1"
+        )
+    return logits
 
 
 def fgsm(
@@ -229,7 +258,7 @@ def fgsm(
 ) -> Tensor:
     """x + eps * sign(grad L(x)) (Goodfellow et al., arXiv 1412.6572), not clipped unless asked, as in the paper."""
     check_radius(eps, norm, allow_zero=True)
-    check_floats(x, eps)
+    check_floats(x, eps, norm)
     return SignStep(clip=clip, norm=norm)(model, x, y, eps)
 
 
@@ -252,7 +281,7 @@ def pgd(
 ) -> Tensor:
     """PGD from a uniform start, inside the ball and [0, 1]; alpha in units of eps, 2.5 / steps by default."""
     check_radius(eps, norm, allow_zero=True)
-    check_floats(x, eps)
+    check_floats(x, eps, norm)
     alpha = 2.5 / max(steps, 1) if alpha is None else alpha
     if 0 < alpha * steps < 1 - 1e-6:
         # 2/255, as papers write a step, would be 2/255 of eps: an attack that goes nowhere and says so to nobody.
@@ -278,6 +307,55 @@ def unwrapped(model: AnyModel) -> AnyModel:
     The wrapper would take an attack's backward for the step's, and wait for ranks that may not be attacking.
     """
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+@contextlib.contextmanager
+def parallel_parts(model: Model, **settings: bool) -> Iterator[None]:
+    """Every DistributedDataParallel inside the network with these attributes, which are put back afterwards.
+
+    It may be inside of torch.compile or of another module, or be called by a plain function.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        yield
+        return
+    seen: set[nn.Module] = set()
+    kept: list[tuple[DistributedDataParallel, dict[str, bool]]] = []
+
+    def find(called: nn.Module, *_: object) -> None:
+        if torch.compiler.is_compiling():  # what is compiled has been looked into when it was called
+            return
+        for part in () if called in seen else called.modules():
+            if isinstance(part, DistributedDataParallel) and part not in seen:
+                kept.append((part, {name: getattr(part, name) for name in settings}))
+                part.__dict__.update(settings)
+            seen.add(part)
+
+    # What a function calls is known when it does.
+    calls = None if isinstance(model, nn.Module) else register_module_forward_pre_hook(find)
+    try:
+        if isinstance(model, nn.Module):
+            find(model)
+        yield
+    finally:
+        if calls is not None:
+            calls.remove()
+        for wrapper, before in kept:
+            wrapper.__dict__.update(before)
+
+
+def apart_from_ranks(model: Model) -> contextlib.AbstractContextManager[None]:
+    """Passes that are no business of the other ranks, which may not make them, and whose backward is not the step's.
+
+    With static_graph the first backward at all would be taken for a step's: it would wait for the other ranks, and the
+    gradients of the step itself would never be averaged.
+    """
+    return parallel_parts(
+        model,
+        require_forward_param_sync=False,
+        require_backward_grad_sync=False,
+        find_unused_parameters=False,
+        static_graph=False,
+    )
 
 
 def differentiable() -> contextlib.AbstractContextManager[object]:
@@ -314,17 +392,23 @@ def _random_direction(x: Tensor, norm: Norm) -> Tensor:
 def _normalised(gradient: Tensor, norm: Norm) -> Tensor:
     if norm == "linf":
         return gradient.sign()
+    wide = _wide(gradient)
     # Scaled by its largest entry first: the square of a confident network's gradient is 0 in float32.
-    gradient = gradient / gradient.abs().amax(tuple(range(1, gradient.dim())), keepdim=True).clamp(min=1e-38)
-    return gradient / _length(gradient)
+    wide = wide / wide.abs().amax(tuple(range(1, wide.dim())), keepdim=True).clamp(min=1e-38)
+    return (wide / _length(wide)).to(gradient.dtype)
 
 
 def _projected(delta: Tensor, eps: float | Tensor, norm: Norm) -> Tensor:
     if norm == "linf":
         return delta.clamp(-eps, eps)  # type: ignore[arg-type]  # a number or a tensor, both ends alike
-    return delta * (eps / _length(delta)).clamp(max=1)
+    return (_wide(delta) * (eps / _length(delta)).clamp(max=1)).to(delta.dtype)
 
 
 def _length(delta: Tensor) -> Tensor:
     """The l2 norm of each image, shaped to divide them by; never 0."""
-    return delta.square().sum(tuple(range(1, delta.dim())), keepdim=True).sqrt().clamp(min=1e-30)
+    return _wide(delta).square().sum(tuple(range(1, delta.dim())), keepdim=True).sqrt().clamp(min=1e-30)
+
+
+def _wide(values: Tensor) -> Tensor:
+    """At least in float32: the squares of a large image add up to infinity in fp16, where the least lengths are 0."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -29,17 +29,19 @@ def uniform_in_ball(x: Tensor, eps: float | Tensor, norm: Norm = "linf") -> Tens
     # Not uniform_ or randn_like: torch.compile (2.13, aot_eager) takes two such draws for the same value.
     if norm == "linf":
         return (2 * torch.rand_like(x) - 1) * eps
+    # The sums of a large image are infinite in fp16, and its offsets would be 0.
+    wide = torch.promote_types(x.dtype, torch.float32)
     if norm == "l2":
         # A Gaussian direction and the radius U^(1/d): the volume inside radius r grows as r^d.
-        direction = torch.randn(x.shape, dtype=x.dtype, device=x.device)
+        direction = torch.randn(x.shape, dtype=wide, device=x.device)
         length = _sum(direction.square(), x).sqrt()
-        return direction / length * torch.rand_like(length) ** (1 / x[0].numel()) * eps
+        return (direction / length * torch.rand_like(length) ** (1 / x[0].numel()) * eps).to(x.dtype)
     if norm == "l1":
         # d + 1 exponentials over their sum are uniform on a simplex; leaving one out fills it, signs fill the ball.
-        exponential = -torch.log1p(-torch.rand_like(x))
+        exponential = -torch.log1p(-torch.rand_like(x, dtype=wide))
         total = _sum(exponential, x)
         total = total - torch.log1p(-torch.rand_like(total))
-        return exponential / total * torch.sign(torch.rand_like(x) - 0.5) * eps
+        return (exponential / total * torch.sign(torch.rand_like(x) - 0.5) * eps).to(x.dtype)
     raise ValueError(f"norm is {norm!r}; it must be 'linf', 'l2' or 'l1'")
 
 
@@ -108,6 +110,8 @@ class Linearity:
             adversarial = adversarial[0][:images], adversarial[1][:images]
         # Not `repeat`: it would lose channels_last.
         x, y = torch.cat([x] * self.samples), torch.cat([y] * self.samples)
+        if isinstance(eps, Tensor) and eps.dim() and len(eps) > 1:  # one an image
+            eps = torch.cat([eps[:images]] * self.samples)
         x_a, x_b, a = self.draw(x, eps) if drawn is None else drawn
 
         def h(points: Tensor, labels: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elle.core.attacks import Norm, SignStep, check_radius, unwrapped
+from elle.core.attacks import Norm, SignStep, one_radius, unwrapped
 from elle.core.linearity import Linearity
 from elle.engine.monitor import Monitor, Reading, Verdict
 from elle.evaluation.autoattack import oracle
@@ -53,18 +53,21 @@ class CollapseMonitor(Monitor):
             raise ValueError(f"{len(x)} probe images and {len(y)} labels; there must be one label an image")
         if y.dim() != 1:
             raise ValueError(f"the labels have shape {tuple(y.shape)}; give the number of the class of each image, [N]")
+        if not torch.equal(y.long().to(y.dtype), y):
+            raise ValueError("the labels are not whole numbers; give the number of the class of each image, from 0")
         if not x.is_floating_point() or not bool(((x >= 0) & (x <= 1)).all()):
             raise ValueError(
                 f"the probe images are {x.dtype} in {float(x.min()):.3g} to {float(x.max()):.3g}; give floats in "
                 f"[0, 1], and a network that normalises for itself"
             )
-        check_radius(eps, norm)
+        eps = one_radius(eps, norm)
         if per_epoch < 1:
             raise ValueError(f"per_epoch is {per_epoch}; it is how often an epoch you call check, 1 or more")
         if graph and not x.is_cuda:
             raise ValueError(f"graph=True needs probe images on an NVIDIA GPU; these are on {x.device}")
         super().__init__(per_epoch)
-        self.x, self.y, self.eps, self.seed = x, y.long(), eps, seed
+        # Copies: a loader may fill the same memory with other images, which are not those of the labels.
+        self.x, self.y, self.eps, self.seed = x.detach().clone(), y.long().clone(), eps, seed
         self.batch = batch or len(x)
         """Images attacked at once; fewer than there are need less memory."""
         self.single = SignStep(clip=True, norm=norm)
@@ -115,6 +118,8 @@ class CollapseMonitor(Monitor):
 
     def look(self, model: nn.Module) -> Reading:
         """Accuracies and E_lin on the probe, in the precision of the autocast around it."""
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"the model is a {type(model).__name__}; give a torch.nn.Module, which has an eval mode")
         model = unwrapped(model)
         if self.graphed is not None and self.graphed.captured:
             numbers = self.graphed(model)  # eval mode is in the graph

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elle.core.attacks import check_radius, unwrapped
+from elle.core.attacks import one_radius, unwrapped
 from elle.core.precision import Precision
 from elle.errors import InputError
 from elle.evaluation.autoattack import ORDER, Norm, adaptations
@@ -104,11 +104,9 @@ def assess(
 def _radius(eps: float, norm: Norm) -> float:
     """eps as a plain number, which JSON holds, if it can be meant."""
     try:
-        eps = float(eps) if isinstance(eps, Tensor) else eps
-        check_radius(eps, norm, allow_zero=True)
+        return one_radius(eps, norm, allow_zero=True)
     except ValueError as problem:
         raise InputError(str(problem)) from None
-    return float(eps)
 
 
 def _device(model: nn.Module, x: Images, y: Images) -> torch.device:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from elle.core.attacks import differentiable
+from elle.core.attacks import apart_from_ranks, differentiable
 from elle.models.batch_norm import fusing
 
 
@@ -20,7 +19,7 @@ def evaluation_mode(model: nn.Module, seed: int, device: torch.device) -> Iterat
     with differentiable(), torch.random.fork_rng(devices=cuda), repeatable(model):
         torch.manual_seed(seed)
         # What counts is torch's own BatchNorm; a search may ask for the fused one.
-        with fusing(model, False), _apart_from_other_ranks(model):
+        with fusing(model, False), apart_from_ranks(model):
             yield
 
 
@@ -39,20 +38,6 @@ def repeatable(model: nn.Module) -> Iterator[None]:
         cudnn.benchmark, cudnn.deterministic = kept
         for module, training in modes:
             module.training = training
-
-
-@contextlib.contextmanager
-def _apart_from_other_ranks(model: nn.Module) -> Iterator[None]:
-    """DistributedDataParallel inside the network, as in torch.compile, waits for no ranks: they may not evaluate."""
-    inside = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
-    kept = [(module.require_forward_param_sync, module.require_backward_grad_sync) for module in inside]
-    try:
-        for module in inside:
-            module.require_forward_param_sync = module.require_backward_grad_sync = False
-        yield
-    finally:
-        for module, (forward, backward) in zip(inside, kept, strict=True):
-            module.require_forward_param_sync, module.require_backward_grad_sync = forward, backward
 
 
 @contextlib.contextmanager
