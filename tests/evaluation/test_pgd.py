@@ -52,6 +52,31 @@ def test_it_breaks_at_least_what_the_last_points_of_the_same_restarts_break(mode
     assert not (last & ~broken(run(model, data), x)).any()
 
 
+@pytest.mark.parametrize(("steps", "restarts"), [(1, 1), (10, 1), (1, 8), (3, 8)])
+def test_what_is_found_are_the_points_after_all_the_steps_of_the_first_restart_that_breaks(
+    model, data, steps, restarts
+):
+    """A step more or less, an earlier point of the way, or a start drawn twice is another attack than its name says."""
+    x, y = data
+    found, wrong, first = x.clone(), torch.zeros(len(x), dtype=torch.bool), 0
+    torch.manual_seed(0)
+    for restart in range(restarts):
+        last = (x + (2 * torch.rand(x.shape) - 1) * EPS).clamp(0, 1)
+        for _ in range(steps):
+            leaf = last.requires_grad_()
+            (slope,) = torch.autograd.grad(nn.functional.cross_entropy(model(leaf), y), leaf)
+            last = (leaf.detach() + 0.25 * EPS * slope.sign()).clamp(x - EPS, x + EPS).clamp(0, 1)
+        new = (model(last).argmax(1) != y) & ~wrong
+        found[new], wrong[new] = last[new], True
+        first = first if restart else int(wrong.sum())
+    assert 0 < first <= wrong.sum() < len(y)
+    assert restarts == 1 or first < wrong.sum(), "no restart finds more than the first: the test shows nothing"
+    attack = SignStep(alpha=0.25, steps=steps, noise=1, clip=True)
+    points = run(model, data, restarts, attack=attack)
+    assert torch.equal(broken(points, x), wrong)
+    torch.testing.assert_close(points, found)
+
+
 @pytest.mark.parametrize("batch", [1, 7, 1000])
 def test_the_batch_size_does_not_matter(model, data, batch):
     assert torch.equal(broken(run(model, data, batch=batch), data[0]), broken(run(model, data), data[0]))
