@@ -45,13 +45,6 @@ def test_what_is_found_is_wrong_and_inside_and_the_rest_untouched(model, data):
     assert points.max() <= 1
 
 
-def test_it_breaks_at_least_what_the_last_points_of_the_same_restarts_break(model, data):
-    x, y = data
-    with evaluation_mode(model, 0, torch.device("cpu")):
-        last = torch.stack([model(PGD(model, x, y, EPS)).argmax(1) != y for _ in range(2)]).any(0)
-    assert not (last & ~broken(run(model, data), x)).any()
-
-
 @pytest.mark.parametrize(("steps", "restarts"), [(1, 1), (10, 1), (1, 8), (3, 8)])
 def test_what_is_found_are_the_points_after_all_the_steps_of_the_first_restart_that_breaks(
     model, data, steps, restarts
