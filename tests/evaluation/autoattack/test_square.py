@@ -57,12 +57,13 @@ def test_a_pair_of_bumps_is_the_original_s(norm, side):
     assert (found[side // 2 :] < 0).all()
 
 
-def started(norm: str, size: tuple[int, int] = (SIDE, SIDE), seed: int = 0) -> tuple[Square, SquareSlots]:
+def started(norm: str, size: tuple[int, int] = (SIDE, SIDE), edge: float = 0.1) -> tuple[Square, SquareSlots]:
+    """All points of an affine network, far from the ends of [0, 1] unless `edge` is large."""
     model = Affine(CHANNELS * size[0] * size[1], 3)
-    x = 0.5 + 0.1 * torch.randn(COUNT, CHANNELS, *size, generator=torch.Generator().manual_seed(1))
+    x = (0.5 + edge * torch.randn(COUNT, CHANNELS, *size, generator=torch.Generator().manual_seed(1))).clamp(0, 1)
     with torch.no_grad():
         y = model(x).argmax(1)
-    attack = Square(Oracle(model, CPU, "fp32"), x, y, EPS[norm], norm, seed=seed, queries=40)
+    attack = Square(Oracle(model, CPU, "fp32"), x, y, EPS[norm], norm, seed=0, queries=40)
     return attack, attack.start(torch.arange(COUNT), torch.zeros(COUNT, dtype=torch.int64))
 
 
@@ -139,10 +140,11 @@ def proposals(norm: str, windows: Windows, query: int, x: Tensor, x_best: Tensor
 
 @pytest.mark.parametrize("norm", EPS)
 def test_each_query_moves_its_own_window_from_the_best_point_so_far(norm):
-    attack, slots = started(norm)
+    attack, slots = started(norm, edge=1.0)
     asked, chosen = [], []
     for query in range(30):
         asked.append(slots.x_adv.clone())
+        assert ((asked[-1] >= 0) & (asked[-1] <= 1)).all()
         attack.step(slots)
         values = torch.stack([violation(attack.oracle.exact(points), slots.y) for points in asked])
         best = torch.stack(asked)[values.argmax(0), torch.arange(COUNT)]
