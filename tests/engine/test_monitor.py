@@ -364,7 +364,7 @@ def test_a_state_to_go_back_to_is_robust_or_straight(multi, error, expected):
 
 
 @pytest.mark.parametrize(("last", "expected"), [(2.9e-5, True), (3.1e-5, False)])
-@pytest.mark.parametrize(("early", "late"), [(4, 6), (20, 6), (20, 9)])
+@pytest.mark.parametrize(("early", "late"), [(0, 1), (4, 6), (20, 6), (20, 9)])
 def test_the_usual_error_of_a_state_to_go_back_to_is_the_median_of_the_ten_looks_before_it(early, late, last, expected):
     """Errors grow and shrink with the rate: those of long ago, and the look's own, are no measure of this one."""
     monitor = Monitor()
