@@ -414,6 +414,32 @@ def test_the_penalty_on_cifar10_weighs_what_the_paper_chose(words, weight):
     assert load_config(["data=cifar10", *words]).resolved().weight == weight
 
 
+@pytest.mark.parametrize(
+    ("words", "weight"),
+    [
+        ("data=cifar100 method=elle", 5_000),
+        ("data=cifar100 method=elle-a", 4_000),
+        ("data=cifar100 method=n-fgsm+elle-a", 4_000),
+        ("data=svhn method=elle", 20_000),
+        ("data=svhn method=elle-a", 20_000),
+        ("data=svhn method=elle schedule=long-svhn", 20_000),
+        ("data=svhn method=elle-a schedule=long-svhn", 20_000),
+        ("data=svhn method=n-fgsm+elle-a", 5_000),
+        ("data=cifar10 method=elle-a schedule=long", 10_000),
+        ("data=cifar10 method=n-fgsm+elle-a", 4_000),
+        ("data=cifar10 method=gat+elle-a", 10_000),
+        ("data=cifar10 method=gat+elle-a model=wide-resnet-28-10", 50_000),
+        ("data=cifar10 method=advmixup-single+elle-a", 5_000),
+        ("data=cifar10 method=trades-single+elle-a", 10_000),
+        ("data=imagenet method=elle-a", 10_000),
+        ("data=imagenet method=n-fgsm+elle-a eps=8/255", 20_000),
+        ("data=imagenet method=n-fgsm+elle-a eps=16/255", 100_000),
+    ],
+)
+def test_the_penalty_elsewhere_weighs_what_the_paper_chose(words, weight):
+    assert load_config(words.split()).resolved().weight == weight
+
+
 @pytest.mark.parametrize(("word", "wanted"), [("sync_bn=yes", "true or false"), ("devices=2.5", "a whole number")])
 def test_what_a_value_should_be_is_said_in_plain_words(word, wanted):
     with pytest.raises(InputError, match=f"it should be {wanted}"):

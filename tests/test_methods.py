@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from elle.core.attacks import SignStep
+from elle.core.attacks import Replay, SignStep
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Linearity
+from elle.core.subspace import Subspace
 from elle.errors import InputError
 from elle.methods import METHODS, Cost, configured, find_method
 from tests.networks import conv_net, gradient, images
@@ -122,6 +123,13 @@ GOLDEN = {
 @every_row
 def test_the_first_five_losses_are_the_golden_ones(name):
     assert train(METHODS[name]) == pytest.approx(GOLDEN[name], rel=1e-4)
+
+
+def test_what_five_steps_do_not_show_is_as_published():
+    """Replays of one batch, and the second half of a training."""
+    assert METHODS["free"].attack == Replay(replays=8, alpha=1.0, clip=True, norm="linf")
+    assert METHODS["free"].replays == 8
+    assert METHODS["subspace"].subspace == Subspace(until=0.5, samples=40, dimension=30, rate=5.0)
 
 
 @every_row

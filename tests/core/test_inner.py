@@ -63,6 +63,7 @@ MATRICES = {
     "repeated and wide": 5 * orthogonal(9, 4).mT,
     "identity": torch.eye(5),
     "rank one": torch.ones(8, 5),
+    "negative": -torch.ones(8, 5),
     "rank two": with_singular_values(2.0, 1.0, 0.0, 0.0),
     "spread": with_singular_values(1.0, 1e-2, 1e-4),
     "zero": torch.zeros(6, 4),
@@ -286,6 +287,15 @@ def test_the_default_layers_are_the_first_convolution_and_the_first_stage():
     plain = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
     assert LatentStep().modules(plain) == [plain[0], plain[2]]
     assert LatentStep().modules(conv_net())[0].in_channels == 1
+
+    def block(stride=1):
+        return nn.Sequential(nn.Conv2d(4, 4, 3, stride), nn.ReLU(), nn.Conv2d(4, 4, 3))
+
+    stages = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Sequential(block(), block()), nn.Sequential(block(2), block()))
+    assert LatentStep().modules(stages) == [stages[0], stages[1][1]]
+    for stride in (1, 2):  # without a block that shrinks, the first one
+        blocks = nn.Sequential(nn.Conv2d(1, 4, 3), block(), block(stride))
+        assert LatentStep().modules(blocks) == [blocks[0], blocks[1]]
 
 
 def test_a_layer_is_found_by_name_or_refused_by_name():
@@ -517,6 +527,23 @@ def test_the_gradient_of_the_original_llr_agrees_with_differences_at_a_frozen_po
         direction = torch.randn(len(at), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         slope = (value(at + 1e-6 * direction) - value(at - 1e-6 * direction)) / 2e-6
         assert float(found @ direction) == pytest.approx(slope, rel=1e-3, abs=1e-4)
+
+
+def test_a_gradient_that_is_no_number_does_not_move_the_worst_gap():
+    """As half precision may have it: the points it is sought at stay finite, and so does the loss."""
+
+    class NoGradientAtZero(nn.Module):
+        def forward(self, x):
+            return network(x + 0 * (x - x.detach()).abs().sqrt() * (x == 0))
+
+    network, (x, y) = smooth_net(), flat_images()
+    x[:, ::3] = 0
+    model = Watched(NoGradientAtZero())
+    (slope,) = torch.autograd.grad(model(leaf := x.clone().requires_grad_()).sum(), leaf)
+    assert slope.isnan().any()
+    value, _ = WorstGap(lambda model, x, y, differentiable: torch.zeros_like(x))(model, x, y, x, EPS, when())
+    assert value.isfinite()
+    assert all(points.isfinite().all() for points in model.seen)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,12 @@ def test_the_cosine_rises_from_its_start_and_falls_to_nothing():
     assert course(0.4) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
 
 
+@pytest.mark.parametrize("name", ["long-cos", "cos-1000"])
+def test_the_published_cosine_rises_from_a_twenty_fifth_within_the_first_fortieth(name):
+    found = [SCHEDULES[name].rate(at) for at in (0, 1 / 80, 1 / 40, 41 / 80, 1)]
+    assert found == pytest.approx([0.04, 0.52, 1, 0.5, 0], abs=1e-12)
+
+
 def test_every_schedule_is_a_value_of_its_key():
     (names, _) = get_args(Config.model_fields["schedule"].annotation)
     assert list(get_args(names)) == list(SCHEDULES)
@@ -74,7 +80,11 @@ def test_every_schedule_is_a_value_of_its_key():
         (["data=cifar10"], ("short", 30, 0.2, 128)),
         (["data=cifar10", "schedule=long"], ("long", 200, 0.1, 128)),
         (["data=cifar10", "schedule=long-cos"], ("long-cos", 200, 0.1, 256)),
+        (["data=cifar10", "schedule=cos-1000"], ("cos-1000", 1000, 0.02, 256)),
         (["data=cifar10", "schedule=cos-1000", "epochs=5"], ("cos-1000", 5, 0.02, 256)),
+        (["data=cifar10", "schedule=short-svhn"], ("short-svhn", 15, 0.05, 128)),
+        (["data=cifar10", "schedule=imagenet-15"], ("imagenet-15", 15, 0.4, 512)),
+        (["data=svhn", "schedule=short"], ("short", 30, 0.2, 128)),
         (["data=imagenet"], ("imagenet-15", 15, 0.2, 256)),
         (["data=digits", "schedule=short"], ("short", 30, 0.1, 64)),
     ],

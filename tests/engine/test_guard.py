@@ -1,6 +1,7 @@
 """Warn, stop, roll back: what a run does about a collapse, and that it can be interrupted anywhere in between."""
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from elle.core.controller import OnOff
 from elle.engine import checkpoint
 from elle.engine.guard import MAX_ROLLBACKS, strengthened
 from elle.engine.loop import Run, Watcher, train
-from elle.engine.probe import CollapseMonitor
+from elle.engine.probe import IMAGES, CollapseMonitor
 from elle.errors import InputError, WorkError
 from elle.experiments.rundir import open_run
 from elle.methods import METHODS
@@ -89,6 +90,24 @@ def test_two_looks_fit_into_an_epoch_of_an_odd_number_of_steps(settings, tmp_pat
     (record,) = lines(tmp_path / "run" / "metrics.jsonl")
     assert record["step"] == 17
     assert [one["step"] for one in lines(tmp_path / "run" / "probes.jsonl")] == [8, 16]
+
+
+def test_there_is_no_look_while_eps_still_grows(settings, tmp_path):
+    """A network trained in a smaller ball than the probe's is no collapsed one."""
+    train(settings("method=fgsm", "schedule=short-svhn", "epochs=3"))  # over the first third
+    assert [one["step"] for one in lines(tmp_path / "run" / "probes.jsonl")] == [18, 27, 36, 45, 54]
+
+
+def test_the_images_looked_at_are_spread_over_the_set_from_its_first_to_its_last(settings, tmp_path):
+    """It may be sorted by class."""
+    run = Run(settings("method=fgsm", "validation=500").resolved(), tmp_path / "run", Watcher())
+    (x, y), looked = run.tracked, run.guard.monitor
+    assert len(looked.y) == IMAGES < len(y)
+    places = [int((x == image).flatten(1).all(1).nonzero()[0]) for image in looked.x]
+    assert (places[0], places[-1]) == (0, len(x) - 1)
+    steps = {later - earlier for earlier, later in pairwise(places)}
+    assert max(steps) - min(steps) <= 1
+    assert torch.equal(looked.y, y[places])
 
 
 def test_a_look_knows_all_steps_since_the_last_one_also_those_of_the_epoch_before(settings, tmp_path):

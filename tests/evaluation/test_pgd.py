@@ -45,11 +45,32 @@ def test_what_is_found_is_wrong_and_inside_and_the_rest_untouched(model, data):
     assert points.max() <= 1
 
 
-def test_it_breaks_at_least_what_the_last_points_of_the_same_restarts_break(model, data):
+@pytest.mark.parametrize(("alpha", "steps", "restarts"), [(0.25, 1, 1), (0.25, 10, 1), (0.25, 3, 8), (2, 10, 1)])
+def test_what_is_found_are_the_points_after_all_the_steps_of_the_first_restart_that_breaks(
+    model, data, alpha, steps, restarts
+):
+    """A step more or less, an earlier point of the way, or a start drawn twice is another attack than its name says."""
     x, y = data
-    with evaluation_mode(model, 0, torch.device("cpu")):
-        last = torch.stack([model(PGD(model, x, y, EPS)).argmax(1) != y for _ in range(2)]).any(0)
-    assert not (last & ~broken(run(model, data), x)).any()
+    found, wrong, passed, first = x.clone(), torch.zeros(len(x), dtype=torch.bool), [], 0
+    torch.manual_seed(0)
+    for restart in range(restarts):
+        last = (x + (2 * torch.rand(x.shape) - 1) * EPS).clamp(0, 1)
+        for _ in range(steps):
+            passed.append(model(last).argmax(1) != y)
+            leaf = last.requires_grad_()
+            (slope,) = torch.autograd.grad(nn.functional.cross_entropy(model(leaf), y), leaf)
+            last = (leaf.detach() + alpha * EPS * slope.sign()).clamp(x - EPS, x + EPS).clamp(0, 1)
+        new = (model(last).argmax(1) != y) & ~wrong
+        found[new], wrong[new] = last[new], True
+        first = first if restart else int(wrong.sum())
+    assert 0 < first <= wrong.sum() < len(y)
+    assert restarts == 1 or first < wrong.sum(), "no restart finds more than the first: the test shows nothing"
+    # Steps of twice the radius jump to and fro: some images are broken on the way and not at its end.
+    assert alpha < 1 or (torch.stack(passed).any(0) & ~wrong).any()
+    attack = SignStep(alpha=alpha, steps=steps, noise=1, clip=True)
+    points = run(model, data, restarts, attack=attack)
+    assert torch.equal(broken(points, x), wrong)
+    torch.testing.assert_close(points, found)
 
 
 @pytest.mark.parametrize("batch", [1, 7, 1000])

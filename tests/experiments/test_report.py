@@ -96,6 +96,15 @@ def test_tables_hold_mean_and_std_and_mark_the_best(collected):
     }
 
 
+def test_without_a_recipe_the_strongest_attack_comes_first(tmp_path):
+    run = run_directory(tmp_path / "run", "model=small-cnn")
+    strongest_first = ["autoattack", "pgd-50-10", "pgd-20-10", "pgd-20-2", "pgd-20", "pgd-9-10", "pgd-9"]
+    strongest_first += ["apgd-ce", "square", "fgsm", "clean"]
+    test = {name: {"accuracy": 0.5, "total": 500} for name in sorted(strongest_first)}
+    (run / "result.json").write_text(json.dumps({"collapse_epoch": None, "steps": 60, "test": test}))
+    assert gather([str(run)]).metrics == strongest_first
+
+
 def test_a_score_is_the_mean_and_the_sample_s_std_and_one_collapsed_seed_marks_it(tmp_path):
     runs = []
     for seed, value in enumerate((10, 20, 60)):

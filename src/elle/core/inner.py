@@ -186,9 +186,7 @@ def _first_convolution_and_stage(model: nn.Module) -> list[nn.Module]:
     blocks = [
         module
         for module in model.modules()
-        if module is not model
-        and len(convolutions(module)) > 1
-        and all(len(convolutions(child)) < 2 for child in module.children())
+        if len(convolutions(module)) > 1 and all(len(convolutions(child)) < 2 for child in module.children())
     ]
     if len(blocks) < 2:
         return list(every[:2])

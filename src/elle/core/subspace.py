@@ -54,7 +54,7 @@ class Subspace:
     def observe(self, state: State, model: nn.Module, done: int, total: int) -> bool:
         """Sample if it is time; with the last sample form the basis and go back to the first. True at that moment."""
         number = int(state["sampled"])
-        if number == self.samples or number >= self.due(done, total):
+        if number >= self.due(done, total):
             return False
         flat = flattened(model.parameters())
         # A run of few steps has fewer moments than samples: the same weights may be taken twice, to no harm.

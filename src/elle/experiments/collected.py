@@ -130,11 +130,11 @@ class Collected:
         return [str(word) for word in (words if isinstance(words, list) else [words])]
 
 
-def _strength(name: str) -> tuple[int, int, str]:
+def _strength(name: str) -> tuple[int, list[int], str]:
     kind = next((k for k, start in enumerate(("autoattack", "pgd", "", "fgsm", "clean")) if start
                  and name.startswith(start)), 2)  # fmt: skip
-    steps = name.split("-")[1] if name.startswith("pgd-") else "0"
-    return kind, -int(steps) if steps.isdigit() else 0, name
+    # PGD by its steps, then its restarts: pgd-20 is pgd-20-1.
+    return kind, [*(-int(part) for part in name.split("-") if part.isdigit()), -1], name
 
 
 def accuracies(run: RunDirectory) -> dict[str, dict[str, Any]]:

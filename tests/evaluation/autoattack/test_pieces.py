@@ -10,6 +10,7 @@ from elle.evaluation.autoattack.hyperplane import shortest_way
 from elle.evaluation.autoattack.norms import inside, length, settled, unit
 from elle.evaluation.autoattack.objectives import runners_up, targeted_dlr, violation
 from elle.evaluation.autoattack.schedule import checkpoints, plan
+from elle.evaluation.autoattack.slots import Slots, blank
 from elle.evaluation.autoattack.windows import two_bumps, window_plan
 
 from .conftest import size
@@ -154,3 +155,30 @@ def test_windows_shrink_and_stay_on_the_image():
 def test_a_bump_has_norm_one(side):
     assert two_bumps(side, "l2").norm().item() == pytest.approx(1)
     assert two_bumps(side, "l1").abs().sum().item() == pytest.approx(1)
+
+
+NOTED = {
+    "beyond the boundary": ([0.0, 0.5], 0.0, True, 9, 0.5),
+    "on it": ([0.5, 0.5], 0.0, True, 9, 0.0),
+    "before it": ([0.5, 0.0], 0.0, True, 9, None),
+    "before it by less than rounding hides": ([0.05, 0.0], 0.1, True, 9, -0.05),
+    "before it by more than rounding hides": ([0.2, 0.0], 0.1, True, 9, None),
+    "no number for one class": ([0.5, float("nan")], 0.0, True, 9, 0.0),
+    "outside the ball": ([0.0, 0.5], 0.0, False, 9, None),
+    "asked after the end": ([0.0, 0.5], 0.0, True, 0, None),
+}
+
+
+@pytest.mark.parametrize(("logits", "doubt", "allowed", "left", "excess"), NOTED.values(), ids=NOTED)
+def test_a_point_is_remembered_that_may_be_misclassified(logits, doubt, allowed, left, excess):
+    """What reduced precision cannot tell is kept to be looked at in float32; better points replace worse ones."""
+    x, x_adv = torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
+    slots = Slots(**blank(x, torch.zeros(1, dtype=torch.int64), x_adv, left))
+    slots.note(torch.tensor([logits]), torch.tensor([allowed]), torch.tensor([doubt]))
+    assert slots.excess.item() == pytest.approx(float("-inf") if excess is None else excess)
+    assert torch.equal(slots.x_found, x if excess is None else x_adv)
+    for other, better in ((0.4, False), (0.6, True)):
+        if excess == 0.5:
+            slots.x_adv = torch.full_like(x, other)
+            slots.note(torch.tensor([[0.0, other]]), torch.tensor([True]), torch.tensor([doubt]))
+            assert torch.equal(slots.x_found, slots.x_adv) is better

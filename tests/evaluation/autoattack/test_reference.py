@@ -4,11 +4,14 @@ import sys
 
 import pytest
 import torch
+from pyautoattack import AutoAttack
 from torch import nn
 
 from elle.errors import InputError, WorkError
 from elle.evaluation.autoattack import ORDER, Budget, reference, search
-from tests.networks import bfloat16_autocast, images
+from elle.evaluation.autoattack.oracle import Oracle
+from elle.evaluation.autoattack.registry import make_attack
+from tests.networks import Affine, bfloat16_autocast, images
 
 EPS = {"linf": 0.1, "l2": 0.6, "l1": 1.2}
 
@@ -17,6 +20,27 @@ def broken_by(engine, name, network, norm, budget):
     model, x, y = network
     x_adv = engine(name, model, x, y, EPS[norm], norm=norm, classes=10, seed=0, budget=budget)
     return (x != x_adv).flatten(1).any(1)
+
+
+@pytest.mark.parametrize("norm", EPS)
+def test_the_standard_budget_is_the_original_s(norm):
+    """A shorter search would leave more points standing and still be called AutoAttack."""
+    model, x = Affine(4, 10), torch.full((1, 1, 2, 2), 0.5)
+    theirs = AutoAttack(model, norm=norm.capitalize(), eps=0.1, device="cpu", version="standard")
+    assert theirs.attacks_to_run == list(ORDER)
+    targeted = theirs.apgd_targeted
+    expected = {
+        "apgd-ce": (theirs.apgd.n_restarts, theirs.apgd.n_iter),
+        "apgd-t": (targeted.n_restarts * targeted.n_target_classes, targeted.n_iter),
+        "fab-t": (theirs.fab.n_restarts * theirs.fab.n_target_classes, theirs.fab.n_iter),
+        "square": (theirs.square.n_restarts, theirs.square.n_queries),
+    }
+    # Beside its steps an attack asks about each start: APGD one a phase, of which l1 has three, and Square one.
+    starts = {"apgd-ce": 3 if norm == "l1" else 1, "apgd-t": 3 if norm == "l1" else 1, "fab-t": 0, "square": 1}
+    oracle, y = Oracle(model, x.device, "fp32"), torch.zeros(1, dtype=torch.int64)
+    for name in ORDER:
+        attack = make_attack(name, oracle, x, y, 0.1, norm, 10, 0, Budget())
+        assert (attack.variants, attack.questions - starts[name]) == expected[name], name
 
 
 @pytest.mark.parametrize("norm", EPS)
