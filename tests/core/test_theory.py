@@ -193,10 +193,34 @@ def test_the_worst_alpha_is_sought_in_ten_steps_that_stay_between_the_ends():
 
     x_a, x_b = torch.zeros(2, 1, dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64)
     drawn = x_a, x_b, torch.tensor([0.93, 0.5], dtype=torch.float64)
-    Linearity(alpha="max")(kink, x_a, torch.zeros(2, dtype=torch.int64), 1.0, own_value, drawn=drawn)
-    assert len(seen) == 1 + 10 + 1  # the ends, the steps, the three points
+    worst = Linearity(alpha="max", power=1)(kink, x_a, torch.zeros(2, dtype=torch.int64), 1.0, own_value, drawn=drawn)
+    assert len(seen) == 1 + 11 + 1  # the ends, the start and the steps, the three points
     assert torch.stack(seen[1:-1]).aminmax() == (0.5, 1)
     torch.testing.assert_close(torch.cat(seen[1:4])[1::2, 0], torch.tensor([0.5, 0.6, 0.7], dtype=torch.float64))
+    # Both paths end at x_b, where there is no gap: what counts is the largest on the way.
+    torch.testing.assert_close(worst, 0.05 * torch.tensor([0.93, 0.9], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("on", ["loss", "logits"])
+def test_the_worst_alpha_is_never_better_than_the_one_its_search_starts_at(on):
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+    x, y = torch.rand(300, 6), torch.arange(300) % 4
+    torch.manual_seed(2)
+    drawn = Linearity().draw(x, 0.5)
+    start, worst = (Linearity(alpha=alpha, on=on)(net, x, y, 0.5, drawn=drawn) for alpha in ("uniform", "max"))
+    assert (worst >= start * (1 - 1e-3)).all()
+    assert (worst > 1.1 * start).any()
+
+
+def test_the_worst_alpha_tells_of_a_point_between_the_ends_where_the_loss_is_no_number():
+    def overflowing(x: Tensor) -> Tensor:
+        return torch.where((x > 0.6) & (x < 0.9), torch.nan, (x - 0.8).clamp(min=0))
+
+    x_a, x_b = torch.zeros(1, 1), torch.ones(1, 1)
+    drawn = x_a, x_b, torch.tensor([0.55])
+    found = Linearity(alpha="max")(overflowing, x_a, torch.zeros(1, dtype=torch.int64), 1.0, own_value, drawn=drawn)
+    assert found.isnan().all()
 
 
 def test_points_uniform_in_the_l1_ball_have_the_moments_of_the_uniform_law():

@@ -60,7 +60,7 @@ class Linearity:
     samples: int = 1
     """Pairs x_a, x_b drawn for each image; their errors are averaged."""
     alpha: Literal["uniform", "max"] | float = "uniform"
-    """Position of x_c: drawn for each image, fixed, or the worst one (10 signed steps of 0.1 from a random start)."""
+    """Position of x_c: drawn for each image, fixed, or the worst met in 10 signed steps of 0.1 from a random start."""
     norm: Norm = "linf"
     clip: bool = False
     """Keep the points in [0, 1]: the paper does on ImageNet, not on CIFAR and SVHN."""
@@ -160,17 +160,26 @@ class Linearity:
         return [zero, a, one], [a - 1, one, -a]
 
     def _worst(self, h: Callable[[Tensor, Tensor], Tensor], x_a: Tensor, x_b: Tensor, y: Tensor, a: Tensor) -> Tensor:
-        """The position in [0, 1] whose gap is largest, by 10 signed-gradient steps of 0.1 (Appendix B.3)."""
+        """The position in [0, 1] whose gap is largest on a path of 10 signed-gradient steps of 0.1 (Appendix B.3)."""
         with torch.no_grad():
             h_a, h_b = h(torch.cat([x_a, x_b]), torch.cat([y] * 2)).chunk(2)
+
+        def squared(a: Tensor) -> Tensor:
+            at = h(x_a.detach().lerp(x_b.detach(), _like(a, x_a)), y)
+            gap = at - (1 - _like(a, h_a)) * h_a - _like(a, h_b) * h_b
+            return gap.square().view(len(a), -1).sum(1)
+
+        # Not the last one: from beyond a kink near an end a step goes to that end, where no gap shows a way back.
+        worst, largest = a, torch.full_like(a, -1)
         for _ in range(10):
             with torch.enable_grad():
                 a = a.detach().requires_grad_()
-                at = h(x_a.detach().lerp(x_b.detach(), _like(a, x_a)), y)
-                gap = at - (1 - _like(a, h_a)) * h_a - _like(a, h_b) * h_b
-                (gradient,) = torch.autograd.grad(gap.square().sum(), a)
+                size = squared(a)
+                (gradient,) = torch.autograd.grad(size.sum(), a)
+            worst, largest = _larger(worst, largest, a.detach(), size.detach())
             a = (a.detach() + 0.1 * gradient.sign()).clamp(0, 1)
-        return a
+        with torch.no_grad():
+            return _larger(worst, largest, a, squared(a))[0]
 
     def _function(self, logits: Tensor, y: Tensor, criterion: Criterion) -> Tensor:
         if self.on == "logits":
@@ -205,6 +214,13 @@ triplet_error = Linearity()
 def _like(values: Tensor, x: Tensor) -> Tensor:
     """One number an image, [B], shaped and typed to multiply x [B, ...]."""
     return values.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
+
+
+def _larger(worst: Tensor, largest: Tensor, a: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    """For each image the position with the larger size, and that size; one that is no number passes for larger."""
+    size = size.to(largest.dtype)
+    less = size <= largest
+    return torch.where(less, worst, a), torch.where(less, largest, size)
 
 
 def _logits_with_ten_mantissa_bits(model: Model, points: Tensor) -> Tensor:
