@@ -356,6 +356,13 @@ def test_an_unknown_metric_is_one_line_and_exit_code_2(elle, run_copy):
     assert "did you mean 'error'" in outcome.err
 
 
+@pytest.mark.parametrize("command", ["evaluate", "metrics", "show"])
+def test_a_seed_that_no_generator_takes_is_one_line_and_exit_code_2(elle, run_copy, command):
+    outcome = elle(command, run_copy, "--seed", 2**64)
+    assert_one_line(outcome, 2)
+    assert "--seed" in outcome.err
+
+
 @pytest.mark.parametrize("command", ["train", "evaluate", "metrics"])
 def test_json_is_strict(elle, run_copy, command):
     words = {"train": ["--out", run_copy, "--resume"]}.get(command, [run_copy, "--limit", 5])

@@ -21,7 +21,7 @@ Weights = Annotated[
 ]
 ModelName = Annotated[str | None, typer.Option(help="Its network: a row of `elle models`, or module:function.")]
 Data = Annotated[str | None, typer.Option(help="Its test images: a row of `elle datasets`.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of every random draw.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of every random draw.")]
 Run = Annotated[str | None, typer.Argument(metavar="[DIR|CHECKPOINT]", help="A run directory, or a checkpoint of one.")]
 
 
@@ -184,7 +184,7 @@ def metrics(
     limit: Limit = None,
     root: Root = None,
     device: Device = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Of the random points.")] = 0,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure how linear a network's loss is around test images.
