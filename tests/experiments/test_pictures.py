@@ -1,6 +1,7 @@
 """Runs drawn, watched and compared, from directories made by hand; and the loss surface of a small network."""
 
 import json
+import math
 import os
 import re
 import time
@@ -119,13 +120,27 @@ def test_a_heat_map_has_a_cell_a_value_and_colours_from_low_to_high():
     svg = draw_heatmap(Heatmap("title <", "x", "y", [0, 1], [0, 1], [[0.0, 1.0], [float("nan"), 7.0]], 0.0, 1.0))
     cells = [rect for rect in ET.fromstring(svg).iter() if rect.tag.endswith("rect") and len(rect)]
     assert ">loss</text>" in svg
-    assert [cell.get("fill") for cell in cells] == ["#440154", "#fde725", "#440154", "#fde725"]
+    assert [cell.get("fill") for cell in cells] == ["#440154", "#fde725", "#b0b0b0", "#fde725"]
 
 
 def test_the_scale_of_a_heat_map_tells_the_power_of_ten_that_its_labels_leave_out():
     svg = draw_heatmap(Heatmap("title", "x", "y", [0, 1], [0, 1], [[0.0, 1e-4], [2e-4, 4e-4]], 0.0, 4e-4))
     assert ">4</text>" in svg
     assert ">\u00d710\u207b\u2074</text>" in svg
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_losses_that_are_no_numbers_are_grey_and_leave_the_colours_of_the_others(bad):
+    """One network that overflows made every cell of both maps as dark as a loss of 0, or ended in an error."""
+    states = {"before": [[bad, bad], [bad, bad]], "after": [[0.0, 1.0], [1.0, 2.0]]}
+    axes = {"along": [0.0, 1.0], "across": [-1.0, 1.0], "step": None}
+    figures = surface_figures("run", {key: axes | {"loss": loss} for key, loss in states.items()})
+    drawn = []
+    for heatmap in figures[1:]:
+        assert isinstance(heatmap, Heatmap)
+        rects = [rect for rect in ET.fromstring(draw_heatmap(heatmap)).iter() if rect.tag.endswith("rect")]
+        drawn.append([rect.get("fill") for rect in rects if len(rect)])
+    assert drawn == [["#b0b0b0"] * 4, ["#440154", "#21918c", "#21918c", "#fde725"]]
 
 
 def test_the_loss_of_a_linear_network_rises_along_the_attack():

@@ -11,6 +11,8 @@ from elle.experiments.svg import escape, picture, text_at
 
 # Dark to bright, evenly for the eye and for colour-blind readers.
 STOPS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
+NO_NUMBER = "#b0b0b0"
+"""Grey, which no loss has."""
 LEFT, RIGHT, TOP, HEIGHT = 56.0, 356.0, 30.0, 240.0
 
 
@@ -47,7 +49,7 @@ def draw_heatmap(heatmap: Heatmap) -> str:
         texts.append(_text(LEFT + (k + 0.5) * width, TOP + HEIGHT + 18, f"{value:.3g}", "middle"))
     for k, value in ((0, heatmap.y[0]), (len(heatmap.y) - 1, heatmap.y[-1])):
         texts.append(_text(LEFT - 7, TOP + HEIGHT - (k + 0.5) * height + 4, f"{value:.3g}", "end"))
-    highest = max(max(row) for row in heatmap.values)
+    highest = max((value for row in heatmap.values for value in row if math.isfinite(value)), default=math.nan)
     body = [*cells, *_scale(heatmap), *texts]
     return picture(heatmap.title, f"highest {highest:.3g}", TOP + HEIGHT + 48, body)
 
@@ -72,8 +74,10 @@ def _scale(heatmap: Heatmap) -> list[str]:
 
 
 def _colour(heatmap: Heatmap, value: float) -> str:
+    if not math.isfinite(value):
+        return NO_NUMBER
     span = heatmap.high - heatmap.low
-    share = (value - heatmap.low) / span if span > 0 and math.isfinite(value) else 0.0
+    share = (value - heatmap.low) / span if span > 0 else 0.0
     place = min(max(share, 0.0), 1.0) * (len(STOPS) - 1)
     k = min(int(place), len(STOPS) - 2)
     mixed = (round(a + (b - a) * (place - k)) for a, b in zip(STOPS[k], STOPS[k + 1], strict=True))

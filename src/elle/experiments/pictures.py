@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,8 +129,8 @@ def surface_figures(name: str, surfaces: dict[str, Any] | None) -> list[Chart | 
     for label, one in states.items():
         middle = min(range(len(one["across"])), key=lambda k: abs(one["across"][k]))
         lines.append(Series(label, one["along"], one["loss"][middle]))
-    values = [value for one in states.values() for row in one["loss"] for value in row]
-    low, high = min(0.0, *values), max(values)
+    values = [value for one in states.values() for row in one["loss"] for value in row if math.isfinite(value)]
+    low, high = min([0.0, *values]), max([0.0, *values])
     figures: list[Chart | Heatmap] = [
         Chart(f"Loss on the way to the FGSM point, {name}", "eps along the attack", "loss", lines,
               note="Training looks at 1 alone. A linear loss is a straight line there.")
