@@ -65,6 +65,18 @@ def test_the_png_has_a_tile_for_each_image_and_perturbation(model, data, tmp_pat
     assert {RIGHT, WRONG} <= colours
 
 
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_largest_perturbation_of_a_row_is_black_or_white(model, data, norm, tmp_path):
+    """By eps, an l2 perturbation, of which each pixel has a small part, would be plain grey."""
+    drawn = attacked_rows(model, *data, parse_attacks("fgsm", norm), EPS, count=3)
+    draw(drawn, EPS, ["a", "b", "c", "d"], tmp_path / "picture.png")
+    top = GAP + 2 * (TILE + GAP + CAPTION)
+    tiles = np.asarray(Image.open(tmp_path / "picture.png"))[top : top + TILE, MARGIN:]
+    shown = np.stack([tiles[:: TILE // 8, k * (TILE + GAP) : k * (TILE + GAP) + TILE : TILE // 8] for k in range(3)])
+    delta = drawn[1].delta.permute(0, 2, 3, 1).numpy()
+    assert np.abs(shown / 255 - 0.5 - delta / (2 * np.abs(delta).max())).max() < 0.01
+
+
 def test_a_network_that_is_never_right_cannot_be_shown(model, data):
     x, _ = data
     with pytest.raises(InputError, match="classifies no test image correctly"):

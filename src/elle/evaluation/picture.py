@@ -93,7 +93,7 @@ def _row(name: str, model: nn.Module, x: Tensor, y: Tensor, delta: Tensor | None
 
 
 def draw(rows: Sequence[Row], eps: float, classes: Sequence[str], path: Path) -> None:
-    """Write the rows as a PNG; a perturbation of -eps is black, of 0 grey, of +eps white."""
+    """Write the rows as a PNG; no perturbation is grey, and the largest of a row, eps in linf, is black or white."""
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:
@@ -105,11 +105,13 @@ def draw(rows: Sequence[Row], eps: float, classes: Sequence[str], path: Path) ->
     pen, font = ImageDraw.Draw(canvas), ImageFont.load_default(13)
     top = GAP
     for (row, changed), height in zip(lines, heights, strict=True):
-        name = f"{row.name}\nperturbation\nx {0.5 / eps:.3g}" if changed else row.name
+        # Not by eps: in an l2 ball a pixel moves by a small part of it, and the tile would be plain grey.
+        factor = 0.5 / (eps if row.delta is None else float(row.delta.abs().max()) or eps)
+        name = f"{row.name}\nperturbation\nx {factor:.3g}" if changed else row.name
         pen.multiline_text((GAP, top + TILE // 3), name, INK, font)
         for k, (predicted, label) in enumerate(zip(row.predicted, row.y, strict=True)):
             left = MARGIN + k * (TILE + GAP)
-            image = row.x[k] if row.delta is None or not changed else row.delta[k] * (0.5 / eps) + 0.5
+            image = row.x[k] if row.delta is None or not changed else row.delta[k] * factor + 0.5
             canvas.paste(_tile(image), (left, top))
             if not changed:
                 words = _fitting(classes[predicted], font)
