@@ -35,6 +35,7 @@ from .layouts import (
     write_binary,
     write_idx,
     write_mat,
+    write_npz,
     write_parquet,
     write_python,
 )
@@ -99,6 +100,29 @@ def test_an_archive_that_lacks_a_file_is_named(tmp_path):
     assert_refused(lambda: cifar10(tmp_path), path, "lacks data_batch_4.bin", "incomplete")
 
 
+def write_cifar10_archive(root):
+    return write_archive(root / "cifar-10-binary.tar.gz", write_binary(root / "unpacked"))
+
+
+@pytest.mark.parametrize(
+    ("load", "write", "name"),
+    [
+        (cifar10, write_cifar10_archive, "cifar-10-binary.tar.gz"),
+        (cifar10, write_npz, "train.npz"),
+        (svhn, write_mat, "train_32x32.mat"),
+        (mnist, write_idx, "train-images-idx3-ubyte.gz"),
+    ],
+)
+def test_damage_that_still_unpacks_is_found_by_the_checksum(tmp_path, load, write, name):
+    write(tmp_path)
+    load(tmp_path)
+    raw = (tmp_path / name).read_bytes()
+    # Behind the files' heads, of which not every bit says something.
+    for place in np.linspace(300, len(raw) - 3000, 40).astype(int):
+        (tmp_path / name).write_bytes(raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :])
+        assert_refused(lambda: load(tmp_path), name)
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 def test_svhn_label_ten_is_the_digit_zero(tmp_path, compressed):
     write_mat(tmp_path / "svhn", compressed)
@@ -119,6 +143,17 @@ def test_matrices_are_read_as_scipy_reads_them(tmp_path, compressed):
     for key, ours in read_mat(raw, "a.mat", ("X", "y")).items():
         np.testing.assert_array_equal(ours, theirs[key])
     assert list(read_mat(raw, "a.mat", ("y",))) == ["y"]
+
+
+def test_damage_that_unpacks_to_as_much_or_more_is_found_in_a_matrix(tmp_path):
+    from scipy.io import savemat
+
+    x = np.random.default_rng(0).integers(0, 16, (32, 32, 3, 4), dtype=np.uint8)  # few levels, so that it is compressed
+    savemat(tmp_path / "a.mat", {"X": x}, do_compression=True)
+    raw = (tmp_path / "a.mat").read_bytes()
+    for place in range(300, len(raw) - 8, 41):
+        damaged = raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :]
+        assert_refused(lambda damaged=damaged: read_mat(damaged, "a.mat", ("X",)), "a.mat", "damaged")
 
 
 def test_wrong_matrices_are_named(tmp_path):
