@@ -198,6 +198,36 @@ def test_a_set_s_own_folder_is_read_before_files_of_the_same_names_in_the_root(t
     assert (mnist(tmp_path).test.x == 7).all()
 
 
+def test_a_set_s_own_folder_is_read_in_any_layout_before_the_root_in_another(tmp_path):
+    write_idx(tmp_path)  # MNIST's
+    write_npz(tmp_path)  # CIFAR-10's
+    x, y = np.full((10, 28, 28), 7, np.uint8), np.arange(10)
+    (tmp_path / "fashion-mnist").mkdir()
+    for split in ("train", "test"):
+        np.savez(tmp_path / "fashion-mnist" / split, x=x, y=y)
+    assert (fashion_mnist(tmp_path).train.x == 7).all()
+    own = write_parquet(tmp_path / "svhn", "image")
+    np.testing.assert_array_equal(svhn(tmp_path).train.x, svhn(own).train.x)
+
+
+def test_what_a_set_s_own_folder_lacks_is_not_taken_from_the_root(tmp_path):
+    write_npz(tmp_path)  # CIFAR-10's
+    (write_mat(tmp_path / "svhn") / "test_32x32.mat").unlink()
+    assert_refused(lambda: svhn(tmp_path), "incomplete", tmp_path / "svhn", "lacks test_32x32.mat")
+    # An archive has the set's name.
+    folder = write_binary(tmp_path / "elsewhere")
+    write_archive(tmp_path / "cifar-10-binary.tar.gz", folder)
+    (shutil.copytree(folder, tmp_path / folder.name) / "test_batch.bin").unlink()
+    np.testing.assert_array_equal(cifar10(tmp_path).test.x, cifar10(folder).test.x)
+
+
+def test_files_of_a_set_of_fewer_classes_are_not_taken_for_another(tmp_path):
+    write_npz(tmp_path)
+    assert_refused(lambda: cifar100(tmp_path), tmp_path, "90 classes", "'bowl'", "not CIFAR-100", "folder of its own")
+    write_parquet(tmp_path / "cifar100")
+    assert_refused(lambda: cifar100(tmp_path), tmp_path / "cifar100", "90 classes")
+
+
 def test_wrong_idx_files_are_named(tmp_path):
     path = write_idx(tmp_path, zipped=False) / "train-images-idx3-ubyte"
     x, y = small_images(20, (28, 28))
@@ -224,9 +254,10 @@ def test_wrong_idx_files_are_named(tmp_path):
     ],
 )
 def test_parquet_shards_are_joined_in_order(tmp_path, load, image, label, folder):
-    write_parquet(tmp_path / folder, image, label)
+    classes = 100 if load is cifar100 else 10
+    write_parquet(tmp_path / folder, image, label, classes=classes)
     images = load(tmp_path)
-    parts = [small_images(10, (32, 32, 3), seed) for seed in range(3)]
+    parts = [small_images(classes, (32, 32, 3), seed, classes) for seed in range(3)]
     np.testing.assert_array_equal(images.train.x, np.concatenate([x for x, _ in parts[:2]]).transpose(0, 3, 1, 2))
     np.testing.assert_array_equal(images.test.y, parts[2][1])
 
@@ -249,6 +280,20 @@ def test_grey_parquet_images_have_one_channel(tmp_path):
     np.testing.assert_array_equal(mnist(tmp_path).test.x, small_images(10, (28, 28), 2)[0][:, None])
     write_parquet(tmp_path / "mnist", "image", shape=(28, 28, 3))
     assert_refused(lambda: mnist(tmp_path), "image 0", "not grey")
+
+
+def test_a_shard_that_is_there_twice_or_missing_beside_a_copy_is_refused(tmp_path):
+    write_parquet(tmp_path)
+    first, second = (tmp_path / f"train-0000{number}-of-00002.parquet" for number in range(2))
+    for copy in ("train-00000-of-00002 (1).parquet", "train.parquet", "train-00000-of-00002-0a1b2c3d.parquet"):
+        shutil.copy(first, tmp_path / copy)
+        assert_refused(lambda: cifar10(tmp_path), copy, "more than the 2 shards")
+        (tmp_path / copy).unlink()
+    shutil.copy(first, tmp_path / "train-00000-of-00002-0a1b2c3d.parquet")
+    second.unlink()
+    assert_refused(lambda: cifar10(tmp_path), "of the 2 shards", "get the others")
+    first.unlink()
+    assert_refused(lambda: cifar10(tmp_path), "1 of the 2 shards", "0a1b2c3d", "get the others")
 
 
 def test_wrong_shards_are_named(tmp_path, monkeypatch):

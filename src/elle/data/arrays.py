@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elle.data.files import Files, Folder
-from elle.data.sources import MAX_ARRAY, ImageSet, Layout, Published, Split, checked_split, describe
+from elle.data.sources import MAX_ARRAY, ImageSet, Layout, Published, Split, checked_split, describe, published_set
 from elle.errors import InputError
 
 _SPLITS = ("train", "test")
@@ -33,7 +33,7 @@ def npz_layout(about: Published) -> Layout:
         return checked_split(str(path), x.reshape(-1, *shape).transpose(0, 3, 1, 2), y, len(about.classes), about.again)
 
     def load(files: Files) -> ImageSet:
-        return ImageSet(split(files.where / "train.npz"), split(files.where / "test.npz"), about.classes)
+        return published_set(about, split(files.where / "train.npz"), split(files.where / "test.npz"), files.where)
 
     return Layout(("train.npz", "test.npz"), load)
 
