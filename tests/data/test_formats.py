@@ -14,6 +14,7 @@ import pytest
 
 from elle.data import files
 from elle.data.arrays import own_arrays, read_npy, read_npz
+from elle.data.check import check
 from elle.data.cifar import CIFAR100, cifar10, cifar100
 from elle.data.idx import fashion_mnist, mnist, read_idx
 from elle.data.mat import read_mat, svhn
@@ -386,6 +387,19 @@ def test_wrong_own_arrays_are_named(tmp_path, x, y, words):
 def test_own_arrays_of_one_class_are_refused_before_anything_is_trained(tmp_path):
     np.savez(tmp_path / "all.npz", x_train=X, y_train=0 * Y, x_test=X[:5], y_test=0 * Y[:5])
     assert_refused(lambda: own_arrays(tmp_path / "all.npz"), "all.npz", "only the class '0'", "two classes or more")
+    np.savez(tmp_path / "all.npz", x_train=X, y_train=0 * Y + 2, x_test=X[:5], y_test=0 * Y[:5] + 2)
+    assert_refused(lambda: own_arrays(tmp_path / "all.npz"), "all.npz", "only the class '2'", "two classes or more")
+
+
+def test_class_names_are_told_apart_and_a_mark_at_the_beginning_of_their_file_is_no_part_of_one(tmp_path):
+    root = save_arrays(tmp_path / "a", "pair")
+    (root / "classes.txt").write_text(
+        "crane\n" + "".join(f"class {letter}\n" for letter in "bcdefghi") + "crane\n", "utf-8-sig"
+    )
+    images = own_arrays(root)
+    assert (images.classes[0], images.classes[1], images.classes[9]) == ("crane (0)", "class b", "crane (9)")
+    counts = check("arrays", root)["splits"]["train"]["per_class"]
+    assert (len(counts), sum(counts.values())) == (10, 12)
 
 
 def test_no_arrays_says_what_is_wanted(tmp_path):

@@ -1,5 +1,6 @@
 """Image sets as arrays, and the search for the files they come in."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -172,6 +173,12 @@ def join(parts: Sequence[Split]) -> Split:
     if len(parts) == 1:
         return parts[0]
     return Split(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+
+
+def apart(names: Sequence[str], ids: Sequence[object]) -> tuple[str, ...]:
+    """The names of classes, with the id of each where two share a name: reports are kept by name."""
+    count = Counter(names)
+    return tuple(f"{name} ({id})" if count[name] > 1 else name for name, id in zip(names, ids, strict=True))
 
 
 def describe(value: Any) -> str:
