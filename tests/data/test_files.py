@@ -156,7 +156,7 @@ def test_what_is_no_archive_is_named(tmp_path, content):
 
 def test_a_cut_archive_is_refused_at_every_length(tmp_path):
     raw = archive_of(tmp_path / "a.tar.gz", ("a", FILE, os.urandom(3000)), ("b", FILE, b"b")).read_bytes()
-    for length in range(20, len(raw) - 200, 97):
+    for length in [*range(20, len(raw), 97), len(raw) - 1]:
         (tmp_path / "a.tar.gz").write_bytes(raw[:length])
         with pytest.raises(InputError, match="damaged|ends within"):
             open_archive(tmp_path / "a.tar.gz", ["a", "b"])

@@ -101,6 +101,12 @@ def test_an_archive_that_lacks_a_file_is_named(tmp_path):
     assert_refused(lambda: cifar10(tmp_path), path, "lacks data_batch_4.bin", "incomplete")
 
 
+def test_an_archive_of_another_set_given_as_the_root_is_not_called_a_folder(tmp_path):
+    path = write_archive(tmp_path / "cifar-10-binary.tar.gz", write_binary(tmp_path))
+    for load, title in ((cifar100, "CIFAR-100"), (svhn, "SVHN")):
+        assert_refused(lambda load=load: load(path), f"{path}: is no archive of {title}", "give a folder")
+
+
 def write_cifar10_archive(root):
     return write_archive(root / "cifar-10-binary.tar.gz", write_binary(root / "unpacked"))
 

@@ -106,6 +106,8 @@ def load_published(about: Published, layouts: Sequence[Layout], root: Path) -> I
         return found[0].load(found[1])
     if lacks:
         raise InputError(f"{about.title} is incomplete: {'; '.join(lacks)}; {about.again}")
+    if root.is_file():
+        raise InputError(f"{root}: is no archive of {about.title}; give a folder, or an archive of this very set")
     listed = ", ".join(str(place) if place.is_dir() else f"{place} (no such folder)" for place in [root, *own])
     advice = f"`elle data get {about.name}` downloads it, or put the files of {about.page} in the first"
     raise InputError(f"no {about.title} found; looked in {listed}; {advice}")
