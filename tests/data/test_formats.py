@@ -294,11 +294,14 @@ def test_a_shard_that_is_there_twice_or_missing_beside_a_copy_is_refused(tmp_pat
     first, second = (tmp_path / f"train-0000{number}-of-00002.parquet" for number in range(2))
     for copy in ("train-00000-of-00002 (1).parquet", "train.parquet", "train-00000-of-00002-0a1b2c3d.parquet"):
         shutil.copy(first, tmp_path / copy)
-        assert_refused(lambda: cifar10(tmp_path), copy, "more than the 2 shards")
+        assert_refused(lambda: cifar10(tmp_path), copy, "not the 2 shards of one set")
         (tmp_path / copy).unlink()
+    other = first.rename(tmp_path / "train-00000-of-00001.parquet")
+    assert_refused(lambda: cifar10(tmp_path), other.name, second.name, "not the 2 shards of one set")
+    other.rename(first)
     shutil.copy(first, tmp_path / "train-00000-of-00002-0a1b2c3d.parquet")
     second.unlink()
-    assert_refused(lambda: cifar10(tmp_path), "of the 2 shards", "get the others")
+    assert_refused(lambda: cifar10(tmp_path), "1 of the 2 shards", "get the others")
     first.unlink()
     assert_refused(lambda: cifar10(tmp_path), "1 of the 2 shards", "0a1b2c3d", "get the others")
 

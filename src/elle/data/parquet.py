@@ -39,11 +39,16 @@ def _check_complete(folder: Path, names: list[str]) -> None:
     numbered = [match for match in found if match]
     if not numbered:
         return
-    total = int(numbered[0][2])
-    if len({int(match[1]) for match in numbered}) < total:
-        raise InputError(f"{folder}: {len(numbered)} of the {total} shards of {names[0]}; get the others too")
-    if len(names) > total:
-        raise InputError(f"{folder}: {', '.join(names[:5])} are more than the {total} shards; remove what is a copy")
+    totals = {int(match[2]) for match in numbered}
+    total = max(totals)
+    there = len({int(match[1]) for match in numbered})
+    if there < total:
+        raise InputError(f"{folder}: {there} of the {total} shards of {names[0]}; get the others too")
+    if len(names) > total or len(totals) > 1:
+        listed = ", ".join(names[:5])
+        raise InputError(
+            f"{folder}: {listed} are not the {total} shards of one set; remove what is a copy or another's"
+        )
 
 
 def _read(path: Path, about: Published) -> Split:
