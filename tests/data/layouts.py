@@ -99,10 +99,10 @@ def py2_array(x: np.ndarray) -> bytes:
     return empty + b"(K\x01" + shape + kind + kind_state + b"\x89" + py2_string(x.tobytes()) + b"tb"
 
 
-def small_images(count: int, shape: tuple[int, ...], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Random pixels uint8 [count, *shape] and labels uint8 [count] of ten classes."""
+def small_images(count: int, shape: tuple[int, ...], seed: int = 0, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Random pixels uint8 [count, *shape] and labels uint8 [count] of all classes, one after the other."""
     pixels = np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
-    return pixels, (np.arange(count) % 10).astype(np.uint8)
+    return pixels, (np.arange(count) % classes).astype(np.uint8)
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
@@ -133,14 +133,16 @@ def write_mat(folder: Path, compressed: bool = True) -> Path:
     return folder
 
 
-def write_parquet(folder: Path, image: str = "img", label: str = "label", shape: tuple[int, ...] = (32, 32, 3)) -> Path:
-    """Shards as Hugging Face writes them: two of 10 training images, one of 10 test images, as PNG files."""
+def write_parquet(
+    folder: Path, image: str = "img", label: str = "label", shape: tuple[int, ...] = (32, 32, 3), classes: int = 10
+) -> Path:
+    """Shards as Hugging Face writes them: two of training and one of test images, a PNG file of each class in each."""
     import pyarrow as pa
     from pyarrow import parquet
 
     folder.mkdir(parents=True, exist_ok=True)
     for seed, name in enumerate(("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001")):
-        x, y = small_images(10, shape, seed)
+        x, y = small_images(classes, shape, seed, classes)
         images = [{"bytes": encoded(one, "PNG"), "path": f"{n}.png"} for n, one in enumerate(x)]
         kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
         table = pa.table({image: pa.array(images, kind), label: pa.array(y.astype(np.int64))})

@@ -90,6 +90,17 @@ def test_an_archive_that_unpacks_to_too_much_is_refused_by_its_headers(tmp_path,
     assert not (tmp_path / "out").exists()
 
 
+def test_what_follows_the_last_file_of_an_archive_is_bounded_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_BYTES", 100_000)
+    path = archive_of(tmp_path / "a.tar.gz", ("a", FILE, b"a"))
+    content = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(content + bytes(50_000)))
+    assert open_archive(path, ["a"]).read("a") == b"a"
+    path.write_bytes(gzip.compress(content + bytes(3_000_000)))
+    with pytest.raises(InputError, match="more than 100000 bytes"):
+        open_archive(path, ["a"])
+
+
 def test_an_archive_of_endless_empty_files_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_MAX_ENTRIES", 50)
     path = archive_of(tmp_path / "many.tar.gz", *((f"{n}", FILE, b"") for n in range(51)))
@@ -145,7 +156,7 @@ def test_what_is_no_archive_is_named(tmp_path, content):
 
 def test_a_cut_archive_is_refused_at_every_length(tmp_path):
     raw = archive_of(tmp_path / "a.tar.gz", ("a", FILE, os.urandom(3000)), ("b", FILE, b"b")).read_bytes()
-    for length in range(20, len(raw) - 200, 97):
+    for length in [*range(20, len(raw), 97), len(raw) - 1]:
         (tmp_path / "a.tar.gz").write_bytes(raw[:length])
         with pytest.raises(InputError, match="damaged|ends within"):
             open_archive(tmp_path / "a.tar.gz", ["a", "b"])

@@ -14,6 +14,7 @@ import pytest
 
 from elle.data import files
 from elle.data.arrays import own_arrays, read_npy, read_npz
+from elle.data.check import check
 from elle.data.cifar import CIFAR100, cifar10, cifar100
 from elle.data.idx import fashion_mnist, mnist, read_idx
 from elle.data.mat import read_mat, svhn
@@ -35,6 +36,7 @@ from .layouts import (
     write_binary,
     write_idx,
     write_mat,
+    write_npz,
     write_parquet,
     write_python,
 )
@@ -99,6 +101,35 @@ def test_an_archive_that_lacks_a_file_is_named(tmp_path):
     assert_refused(lambda: cifar10(tmp_path), path, "lacks data_batch_4.bin", "incomplete")
 
 
+def test_an_archive_of_another_set_given_as_the_root_is_not_called_a_folder(tmp_path):
+    path = write_archive(tmp_path / "cifar-10-binary.tar.gz", write_binary(tmp_path))
+    for load, title in ((cifar100, "CIFAR-100"), (svhn, "SVHN")):
+        assert_refused(lambda load=load: load(path), f"{path}: is no archive of {title}", "give a folder")
+
+
+def write_cifar10_archive(root):
+    return write_archive(root / "cifar-10-binary.tar.gz", write_binary(root / "unpacked"))
+
+
+@pytest.mark.parametrize(
+    ("load", "write", "name"),
+    [
+        (cifar10, write_cifar10_archive, "cifar-10-binary.tar.gz"),
+        (cifar10, write_npz, "train.npz"),
+        (svhn, write_mat, "train_32x32.mat"),
+        (mnist, write_idx, "train-images-idx3-ubyte.gz"),
+    ],
+)
+def test_damage_that_still_unpacks_is_found_by_the_checksum(tmp_path, load, write, name):
+    write(tmp_path)
+    load(tmp_path)
+    raw = (tmp_path / name).read_bytes()
+    # Behind the files' heads, of which not every bit says something.
+    for place in np.linspace(300, len(raw) - 3000, 40).astype(int):
+        (tmp_path / name).write_bytes(raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :])
+        assert_refused(lambda: load(tmp_path), name)
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 def test_svhn_label_ten_is_the_digit_zero(tmp_path, compressed):
     write_mat(tmp_path / "svhn", compressed)
@@ -119,6 +150,17 @@ def test_matrices_are_read_as_scipy_reads_them(tmp_path, compressed):
     for key, ours in read_mat(raw, "a.mat", ("X", "y")).items():
         np.testing.assert_array_equal(ours, theirs[key])
     assert list(read_mat(raw, "a.mat", ("y",))) == ["y"]
+
+
+def test_damage_that_unpacks_to_as_much_or_more_is_found_in_a_matrix(tmp_path):
+    from scipy.io import savemat
+
+    x = np.random.default_rng(0).integers(0, 16, (32, 32, 3, 4), dtype=np.uint8)  # few levels, so that it is compressed
+    savemat(tmp_path / "a.mat", {"X": x}, do_compression=True)
+    raw = (tmp_path / "a.mat").read_bytes()
+    for place in range(300, len(raw) - 8, 41):
+        damaged = raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :]
+        assert_refused(lambda damaged=damaged: read_mat(damaged, "a.mat", ("X",)), "a.mat", "damaged")
 
 
 def test_wrong_matrices_are_named(tmp_path):
@@ -163,6 +205,36 @@ def test_a_set_s_own_folder_is_read_before_files_of_the_same_names_in_the_root(t
     assert (mnist(tmp_path).test.x == 7).all()
 
 
+def test_a_set_s_own_folder_is_read_in_any_layout_before_the_root_in_another(tmp_path):
+    write_idx(tmp_path)  # MNIST's
+    write_npz(tmp_path)  # CIFAR-10's
+    x, y = np.full((10, 28, 28), 7, np.uint8), np.arange(10)
+    (tmp_path / "fashion-mnist").mkdir()
+    for split in ("train", "test"):
+        np.savez(tmp_path / "fashion-mnist" / split, x=x, y=y)
+    assert (fashion_mnist(tmp_path).train.x == 7).all()
+    own = write_parquet(tmp_path / "svhn", "image")
+    np.testing.assert_array_equal(svhn(tmp_path).train.x, svhn(own).train.x)
+
+
+def test_what_a_set_s_own_folder_lacks_is_not_taken_from_the_root(tmp_path):
+    write_npz(tmp_path)  # CIFAR-10's
+    (write_mat(tmp_path / "svhn") / "test_32x32.mat").unlink()
+    assert_refused(lambda: svhn(tmp_path), "incomplete", tmp_path / "svhn", "lacks test_32x32.mat")
+    # An archive has the set's name.
+    folder = write_binary(tmp_path / "elsewhere")
+    write_archive(tmp_path / "cifar-10-binary.tar.gz", folder)
+    (shutil.copytree(folder, tmp_path / folder.name) / "test_batch.bin").unlink()
+    np.testing.assert_array_equal(cifar10(tmp_path).test.x, cifar10(folder).test.x)
+
+
+def test_files_of_a_set_of_fewer_classes_are_not_taken_for_another(tmp_path):
+    write_npz(tmp_path)
+    assert_refused(lambda: cifar100(tmp_path), tmp_path, "90 classes", "'bowl'", "not CIFAR-100", "folder of its own")
+    write_parquet(tmp_path / "cifar100")
+    assert_refused(lambda: cifar100(tmp_path), tmp_path / "cifar100", "90 classes")
+
+
 def test_wrong_idx_files_are_named(tmp_path):
     path = write_idx(tmp_path, zipped=False) / "train-images-idx3-ubyte"
     x, y = small_images(20, (28, 28))
@@ -189,9 +261,10 @@ def test_wrong_idx_files_are_named(tmp_path):
     ],
 )
 def test_parquet_shards_are_joined_in_order(tmp_path, load, image, label, folder):
-    write_parquet(tmp_path / folder, image, label)
+    classes = 100 if load is cifar100 else 10
+    write_parquet(tmp_path / folder, image, label, classes=classes)
     images = load(tmp_path)
-    parts = [small_images(10, (32, 32, 3), seed) for seed in range(3)]
+    parts = [small_images(classes, (32, 32, 3), seed, classes) for seed in range(3)]
     np.testing.assert_array_equal(images.train.x, np.concatenate([x for x, _ in parts[:2]]).transpose(0, 3, 1, 2))
     np.testing.assert_array_equal(images.test.y, parts[2][1])
 
@@ -214,6 +287,23 @@ def test_grey_parquet_images_have_one_channel(tmp_path):
     np.testing.assert_array_equal(mnist(tmp_path).test.x, small_images(10, (28, 28), 2)[0][:, None])
     write_parquet(tmp_path / "mnist", "image", shape=(28, 28, 3))
     assert_refused(lambda: mnist(tmp_path), "image 0", "not grey")
+
+
+def test_a_shard_that_is_there_twice_or_missing_beside_a_copy_is_refused(tmp_path):
+    write_parquet(tmp_path)
+    first, second = (tmp_path / f"train-0000{number}-of-00002.parquet" for number in range(2))
+    for copy in ("train-00000-of-00002 (1).parquet", "train.parquet", "train-00000-of-00002-0a1b2c3d.parquet"):
+        shutil.copy(first, tmp_path / copy)
+        assert_refused(lambda: cifar10(tmp_path), copy, "not the 2 shards of one set")
+        (tmp_path / copy).unlink()
+    other = first.rename(tmp_path / "train-00000-of-00001.parquet")
+    assert_refused(lambda: cifar10(tmp_path), other.name, second.name, "not the 2 shards of one set")
+    other.rename(first)
+    shutil.copy(first, tmp_path / "train-00000-of-00002-0a1b2c3d.parquet")
+    second.unlink()
+    assert_refused(lambda: cifar10(tmp_path), "1 of the 2 shards", "get the others")
+    first.unlink()
+    assert_refused(lambda: cifar10(tmp_path), "1 of the 2 shards", "0a1b2c3d", "get the others")
 
 
 def test_wrong_shards_are_named(tmp_path, monkeypatch):
@@ -306,6 +396,19 @@ def test_wrong_own_arrays_are_named(tmp_path, x, y, words):
 def test_own_arrays_of_one_class_are_refused_before_anything_is_trained(tmp_path):
     np.savez(tmp_path / "all.npz", x_train=X, y_train=0 * Y, x_test=X[:5], y_test=0 * Y[:5])
     assert_refused(lambda: own_arrays(tmp_path / "all.npz"), "all.npz", "only the class '0'", "two classes or more")
+    np.savez(tmp_path / "all.npz", x_train=X, y_train=0 * Y + 2, x_test=X[:5], y_test=0 * Y[:5] + 2)
+    assert_refused(lambda: own_arrays(tmp_path / "all.npz"), "all.npz", "only the class '2'", "two classes or more")
+
+
+def test_class_names_are_told_apart_and_a_mark_at_the_beginning_of_their_file_is_no_part_of_one(tmp_path):
+    root = save_arrays(tmp_path / "a", "pair")
+    (root / "classes.txt").write_text(
+        "crane\n" + "".join(f"class {letter}\n" for letter in "bcdefghi") + "crane\n", "utf-8-sig"
+    )
+    images = own_arrays(root)
+    assert (images.classes[0], images.classes[1], images.classes[9]) == ("crane (0)", "class b", "crane (9)")
+    counts = check("arrays", root)["splits"]["train"]["per_class"]
+    assert (len(counts), sum(counts.values())) == (10, 12)
 
 
 def test_no_arrays_says_what_is_wanted(tmp_path):

@@ -9,7 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from elle.data.files import Files, Folder
-from elle.data.sources import MAX_ARRAY, ImageSet, Layout, Published, Split, checked_split, describe
+from elle.data.sources import (
+    MAX_ARRAY,
+    ImageSet,
+    Layout,
+    Published,
+    Split,
+    apart,
+    checked_split,
+    describe,
+    published_set,
+)
 from elle.errors import InputError
 
 _SPLITS = ("train", "test")
@@ -33,7 +43,7 @@ def npz_layout(about: Published) -> Layout:
         return checked_split(str(path), x.reshape(-1, *shape).transpose(0, 3, 1, 2), y, len(about.classes), about.again)
 
     def load(files: Files) -> ImageSet:
-        return ImageSet(split(files.where / "train.npz"), split(files.where / "test.npz"), about.classes)
+        return published_set(about, split(files.where / "train.npz"), split(files.where / "test.npz"), files.where)
 
     return Layout(("train.npz", "test.npz"), load)
 
@@ -65,8 +75,8 @@ def own_arrays(root: Path) -> ImageSet:
         raise InputError(
             f"{root}: training images are {train.x.shape[1:]}, test images {test.x.shape[1:]}; make them alike"
         )
-    if len(classes) < 2:
-        raise InputError(f"{root}: only the class {classes[0]!r}; a classifier needs two classes or more")
+    if (train.y == train.y[0]).all():
+        raise InputError(f"{root}: only the class {classes[train.y[0]]!r}; a classifier needs two classes or more")
     return ImageSet(train, test, classes)
 
 
@@ -95,13 +105,15 @@ def _classes(folder: Path, y: npt.NDArray[Any]) -> tuple[str, ...]:
     if not file.is_file():
         return tuple(map(str, range(count)))
     try:
-        lines = file.read_text("utf-8").splitlines()
+        lines = file.read_text(
+            "utf-8-sig"
+        ).splitlines()  # with the mark or without, which some editors begin a file with
     except (OSError, UnicodeDecodeError):
         raise InputError(f"{file}: is not readable as text; write one class name a line") from None
-    names = tuple(line.strip() for line in lines if line.strip())
+    names = [line.strip() for line in lines if line.strip()]
     if len(names) < count:
         raise InputError(f"{file}: names {len(names)} classes, but the labels go up to {count - 1}; write one a line")
-    return names
+    return apart(names, range(len(names)))
 
 
 def read_npz(path: Path, names: tuple[str, ...] | list[str]) -> list[npt.NDArray[Any]]:

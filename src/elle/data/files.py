@@ -141,17 +141,24 @@ def read_tar(path: Path) -> Iterator[Member]:
     with file:
         stream = _Unzipped(path, file)
         total = entries = 0
+        refusal = InputError(
+            f"{path}: unpacks to more than {MAX_BYTES} bytes or {_MAX_ENTRIES} files; get the file again"
+        )
         while any(header := stream.read(_BLOCK)):
             member = _member(header, stream)
             total, entries = total + member.size, entries + 1
             if total > MAX_BYTES or entries > _MAX_ENTRIES:
-                limit = f"{MAX_BYTES} bytes or {_MAX_ENTRIES} files"
-                raise InputError(f"{path}: unpacks to more than {limit}; get the file again")
+                raise refusal
             if not member.is_note:
                 yield member
             while member.left:
                 member.read(2**20)
             stream.read(-member.size % _BLOCK)
+        # To the very end, which is where the checksum is: pixels that are damaged may well unpack.
+        while rest := len(stream.read(2**20)):
+            total += rest
+            if total > MAX_BYTES:
+                raise refusal
 
 
 def _member(header: bytes, stream: _Unzipped) -> Member:

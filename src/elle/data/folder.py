@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from elle.data.sources import apart
 from elle.errors import InputError, first_line
 
 FORMATS = ("JPEG", "PNG", "WEBP")
@@ -157,8 +158,7 @@ def _class_names(root: Path, folders: list[str]) -> tuple[str, ...]:
         return tuple(folders)
     words = dict(line.split("\t", 1) for line in _lines(root / "words.txt") if "\t" in line)
     names = [words.get(folder, folder).split(",")[0].strip() for folder in folders]
-    count = Counter(names)
-    return tuple(f"{name} ({id})" if count[name] > 1 else name for name, id in zip(names, folders, strict=True))
+    return apart(names, folders)
 
 
 def _lines(path: Path) -> list[str]:

@@ -84,7 +84,11 @@ def _inflated(content: memoryview, order: str, left: int, name: str) -> tuple[in
     kind, size = np.frombuffer(inflate(content, 8, name), f"{order}u4").tolist()
     if size > left:
         raise InputError(f"{name}: unpacks to more than {MAX_BYTES} bytes; {SVHN.again}")
-    return kind, memoryview(inflate(content, 8 + size, name))[8:]
+    # More than there is, but for what may fill the last 8 bytes: only so is the checksum reached, which follows.
+    whole = inflate(content, 8 + size + 8, name)
+    if len(whole) == 8 + size + 8:
+        raise ValueError("more than its size")
+    return kind, memoryview(whole)[8 : 8 + size]
 
 
 def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:

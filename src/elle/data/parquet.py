@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from elle.data.files import MAX_BYTES, Files
 from elle.data.folder import decode
-from elle.data.sources import ImageSet, Layout, Published, Split, checked_split, join, matching
+from elle.data.sources import ImageSet, Layout, Published, Split, checked_split, join, matching, published_set
 from elle.errors import InputError
 
 _IMAGES = ("image", "img")
@@ -28,17 +28,26 @@ def parquet_layout(about: Published) -> Layout:
         return join([_read(files.where / name, about) for name in names])
 
     def load(files: Files) -> ImageSet:
-        return ImageSet(split(files, "train*.parquet"), split(files, "test*.parquet"), about.classes)
+        return published_set(about, split(files, "train*.parquet"), split(files, "test*.parquet"), files.where)
 
     return Layout(("train*.parquet", "test*.parquet"), load)
 
 
 def _check_complete(folder: Path, names: list[str]) -> None:
-    """Shards are called NAME-00000-of-00005.parquet; a missing one would go unnoticed."""
-    numbered = [match for match in (re.search(r"-(\d{5})-of-(\d{5})\.parquet$", name) for name in names) if match]
-    if numbered and len(numbered) != int(numbered[0][2]):
+    """Shards are called NAME-00000-of-00005.parquet, or with a hash after that: none is missing, none there twice."""
+    found = [re.search(r"-(\d{5})-of-(\d{5})(-[0-9a-f]+)?\.parquet$", name) for name in names]
+    numbered = [match for match in found if match]
+    if not numbered:
+        return
+    totals = {int(match[2]) for match in numbered}
+    total = max(totals)
+    there = len({int(match[1]) for match in numbered})
+    if there < total:
+        raise InputError(f"{folder}: {there} of the {total} shards of {names[0]}; get the others too")
+    if len(names) > total or len(totals) > 1:
+        listed = ", ".join(names[:5])
         raise InputError(
-            f"{folder}: {len(numbered)} of the {int(numbered[0][2])} shards of {names[0]}; get the others too"
+            f"{folder}: {listed} are not the {total} shards of one set; remove what is a copy or another's"
         )
 
 

@@ -1,6 +1,7 @@
 """Image sets as arrays, and the search for the files they come in."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -93,34 +94,62 @@ class Layout:
 
 
 def load_published(about: Published, layouts: Sequence[Layout], root: Path) -> ImageSet:
-    """The set from the first layout that is complete, in `root` or its usual folders below."""
-    places = [root, *(root / name for name in about.folders)]
-    partial: list[str] = []
-    for layout in layouts:
-        for files in _candidates(layout, places):
-            names = files.names()
-            missing = [pattern for pattern in layout.files if not matching(names, pattern)]
-            if not missing:
-                return layout.load(files)
-            if len(missing) < len(layout.files):
-                partial.append(f"{files.where} lacks {', '.join(missing)}")
-    if partial:
-        raise InputError(f"{about.title} is incomplete: {'; '.join(partial)}; {about.again}")
-    listed = ", ".join(str(place) if place.is_dir() else f"{place} (no such folder)" for place in places)
+    """The set from the first layout that is complete, in its usual folders below `root`, in `root` or in an archive."""
+    own = [root / name for name in about.folders]
+    # In its own folders every layout before any in the root, where train.npz or MNIST's names may be another set's.
+    found, lacks = _complete((layout, Folder(place)) for layout in layouts for place in own)
+    if found is None:
+        # A folder of its own that lacks files has none in the root either: those would be taken for what is missing.
+        elsewhere = _complete(_outside(layouts, [root, *own], unpacked=not lacks))
+        found, lacks = elsewhere[0], lacks + elsewhere[1]
+    if found is not None:
+        return found[0].load(found[1])
+    if lacks:
+        raise InputError(f"{about.title} is incomplete: {'; '.join(lacks)}; {about.again}")
+    if root.is_file():
+        raise InputError(f"{root}: is no archive of {about.title}; give a folder, or an archive of this very set")
+    listed = ", ".join(str(place) if place.is_dir() else f"{place} (no such folder)" for place in [root, *own])
     advice = f"`elle data get {about.name}` downloads it, or put the files of {about.page} in the first"
     raise InputError(f"no {about.title} found; looked in {listed}; {advice}")
 
 
-def _candidates(layout: Layout, places: Sequence[Path]) -> Iterator[Files]:
-    """Where a layout's files may be: folders first, then archives; the root may be an archive itself."""
-    # The root last: train.npz or MNIST's names there may be another set's, where this one has a folder of its own.
-    yield from map(Folder, [*places[1:], places[0]])
-    archives = [place / name for place in places for name in layout.archives]
-    if layout.archives and places[0].is_file():
-        archives.append(places[0])
-    for path in archives:
-        if path.is_file():
-            yield open_archive(path, layout.files)
+def _complete(candidates: Iterable[tuple[Layout, Files]]) -> tuple[tuple[Layout, Files] | None, list[str]]:
+    """The first that has all its files, and what those before it lack that have some."""
+    lacks: list[str] = []
+    for layout, files in candidates:
+        names = files.names()
+        missing = [pattern for pattern in layout.files if not matching(names, pattern)]
+        if not missing:
+            return (layout, files), lacks
+        if len(missing) < len(layout.files):
+            lacks.append(f"{files.where} lacks {', '.join(missing)}")
+    return None, lacks
+
+
+def _outside(layouts: Sequence[Layout], places: Sequence[Path], unpacked: bool) -> Iterator[tuple[Layout, Files]]:
+    """Each layout in the root, the first place, where `unpacked`, and in archives; the root may be one itself."""
+    root = places[0]
+    for layout in layouts:
+        if unpacked:
+            yield layout, Folder(root)
+        archives = [place / name for place in places for name in layout.archives]
+        if layout.archives and root.is_file():
+            archives.append(root)
+        yield from ((layout, open_archive(path, layout.files)) for path in archives if path.is_file())
+
+
+def published_set(about: Published, train: Split, test: Split, where: Path) -> ImageSet:
+    """A set from files whose names and contents do not tell which one they are of.
+
+    Where a class is without training images they are another's: CIFAR-10's labels would do for CIFAR-100.
+    """
+    missing = np.flatnonzero(np.bincount(train.y, minlength=len(about.classes)) == 0)
+    if len(missing):
+        raise InputError(
+            f"{where}: no training images of {len(missing)} classes, such as {about.classes[missing[0]]!r}, so it is "
+            f"not {about.title}; give each set a folder of its own, and data=arrays for one of yours"
+        )
+    return ImageSet(train, test, about.classes)
 
 
 def matching(names: Sequence[str], pattern: str) -> list[str]:
@@ -146,6 +175,12 @@ def join(parts: Sequence[Split]) -> Split:
     if len(parts) == 1:
         return parts[0]
     return Split(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+
+
+def apart(names: Sequence[str], ids: Sequence[object]) -> tuple[str, ...]:
+    """The names of classes, with the id of each where two share a name: reports are kept by name."""
+    count = Counter(names)
+    return tuple(f"{name} ({id})" if count[name] > 1 else name for name, id in zip(names, ids, strict=True))
 
 
 def describe(value: Any) -> str:
