@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from elle.core.controller import OnOff
+from elle.core.linearity import Linearity
 from elle.engine.step import RECORDED
 from elle.methods import METHODS
 
@@ -60,6 +61,20 @@ def test_a_weight_that_acts_from_the_next_step_does_so_for_all_micro_batches():
     weight = steps[1].records[:5, RECORDED.index("weight")]
     assert weight[0] == 0
     assert weight.max() == 5
+
+
+def test_a_share_of_one_image_has_points_of_its_own_in_every_micro_batch(monkeypatch):
+    seen = []
+    draw = Linearity.draw
+    monkeypatch.setattr(Linearity, "draw", lambda *given: seen.append(draw(*given)) or seen[-1])
+    step = make_step("elle", weight=5.0)
+    step.use(dataclasses.replace(step.method, regulariser=Linearity(share=0.25)))
+    step.accumulate = 2
+    step(torch.tensor([0, 1, 2, 3] * 2))  # the same images in both
+    (first, _, position), (second, _, other) = seen
+    assert first.shape == second.shape == (1, 1, 8, 8)
+    assert (first != second).all()
+    assert position != other
 
 
 class Block(nn.Module):

@@ -136,7 +136,7 @@ class Step:
     def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
         with self._weights(chains=1 if self.apart is None else 2) as second:
-            with draws.part(0, len(y)), self._passes():
+            with draws.part(0, len(y), self._fewest(len(y))), self._passes():
                 if self.apart is not None:
                     self.apart.begin()
                 loss, logits, x_adv = self._loss(x, y, self.kept.get("delta"))
@@ -167,7 +167,7 @@ class Step:
         recorded: list[tuple[Tensor, Tensor]] = []
         errors: list[Tensor] = []
         for number, (x_part, y_part, delta) in enumerate(zip(x.chunk(count), y.chunk(count), deltas, strict=True)):
-            with self._weights(), draws.part(number, len(y_part)), self._passes():
+            with self._weights(), draws.part(number, len(y_part), self._fewest(len(y_part))), self._passes():
                 loss, logits, x_adv = self._loss(x_part, y_part, delta)
                 self._backward(loss / count, keep=read_again)
                 error = self._error(x_part, y_part, x_adv, logits, penalty)
@@ -207,6 +207,10 @@ class Step:
         again = recomputed(self.model, self.blocks, self._derivatives)
         with torch.set_grad_enabled(penalty == "trained"), again, passes:
             return method.regulariser(self.model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
+
+    def _fewest(self, images: int) -> int:
+        """For how few of a micro-batch's images the method draws."""
+        return images if self.method.regulariser is None else self.method.regulariser.measured(images)
 
     def _may_run_apart(self) -> bool:
         """Whether the penalty's passes may run beside those of the loss, which they then must not need."""
