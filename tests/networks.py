@@ -103,6 +103,35 @@ def double_any_size_net(num_classes: int = 4) -> InDouble:
     return InDouble(any_size_net(num_classes))
 
 
+class RoutedNet(nn.Module):
+    """Bright images pass through a layer of their own, dark ones through another, and a third is for none.
+
+    It remembers its images' mean in training, which it takes away.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.all, self.bright, self.dark, self.unused = (nn.Linear(64, num_classes) for _ in range(4))
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        brightness = x.detach().mean(1)
+        logits: Tensor = self.all(x)
+        for chosen, layer in ((brightness > 0.345, self.bright), (brightness < 0.26, self.dark)):
+            if chosen.any():
+                logits = logits.index_add(0, chosen.nonzero()[:, 0], layer(x[chosen]))
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+            return logits
+        return logits - self.all(self.mean)
+
+
+def double_routed_net(num_classes: int = 10) -> InDouble:
+    """For grey images of 8 x 8, as `model=tests.networks:double_routed_net`."""
+    return InDouble(RoutedNet(num_classes))
+
+
 def images(
     count: int = 32, shape: tuple[int, ...] = (1, 8, 8), classes: int = 4, seed: int = 0
 ) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from elle.core.linearity import Linearity
 from elle.engine.step import RECORDED
 from elle.methods import METHODS
 
-from .steps import make_step, take
+from .steps import make_step, plain_network, take
 
 # NuAT's nuclear norm is of the whole batch's logits: it does not divide into parts.
 DIVISIBLE = [name for name in METHODS if name != "nuat"]
@@ -75,6 +75,25 @@ def test_a_share_of_one_image_has_points_of_its_own_in_every_micro_batch(monkeyp
     assert first.shape == second.shape == (1, 1, 8, 8)
     assert (first != second).all()
     assert position != other
+
+
+class WithUnusedHead(nn.Module):
+    """A network with a part that no image reaches."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = plain_network(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def test_micro_batches_leave_what_no_image_reaches_as_it_is():
+    step = make_step("elle", weight=5.0, network=WithUnusedHead)
+    step.accumulate = 2
+    before = step.model.unused.weight.detach().clone()
+    take(step, 0, 1)
+    assert torch.equal(step.model.unused.weight, before)
 
 
 class Block(nn.Module):
