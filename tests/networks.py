@@ -106,7 +106,7 @@ def double_any_size_net(num_classes: int = 4) -> InDouble:
 class RoutedNet(nn.Module):
     """Bright images pass through a layer of their own, dark ones through another, and a third is for none.
 
-    It remembers its images' mean in training, which it takes away.
+    It remembers the mean of its last images in training, which it takes away afterwards.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -122,7 +122,7 @@ class RoutedNet(nn.Module):
             if chosen.any():
                 logits = logits.index_add(0, chosen.nonzero()[:, 0], layer(x[chosen]))
         if self.training:
-            self.mean.lerp_(x.detach().mean(0), 0.1)
+            self.mean.copy_(x.detach().mean(0))
             return logits
         return logits - self.all(self.mean)
 
