@@ -1,6 +1,7 @@
 """Tiny networks whose losses and gradients are known or quick to compute, shared by the tests."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import torch
@@ -101,6 +102,24 @@ def double_conv_net(num_classes: int = 10) -> InDouble:
 def double_any_size_net(num_classes: int = 4) -> InDouble:
     """For colour images of any size, as `model=tests.networks:double_any_size_net`."""
     return InDouble(any_size_net(num_classes))
+
+
+class BrokenOnSecondRank(nn.Module):
+    """Its forward fails in training, on one rank alone."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and os.environ.get("RANK") == "1":
+            raise RuntimeError("no such\nimage")
+        return self.layer(x.flatten(1))
+
+
+def broken_on_second_rank(num_classes: int = 10) -> BrokenOnSecondRank:
+    """As `model=tests.networks:broken_on_second_rank`."""
+    return BrokenOnSecondRank(num_classes)
 
 
 class RoutedNet(nn.Module):
