@@ -1,6 +1,7 @@
 """Tiny networks whose losses and gradients are known or quick to compute, shared by the tests."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import torch
@@ -101,6 +102,53 @@ def double_conv_net(num_classes: int = 10) -> InDouble:
 def double_any_size_net(num_classes: int = 4) -> InDouble:
     """For colour images of any size, as `model=tests.networks:double_any_size_net`."""
     return InDouble(any_size_net(num_classes))
+
+
+class BrokenOnSecondRank(nn.Module):
+    """Its forward fails in training, on one rank alone."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and os.environ.get("RANK") == "1":
+            raise RuntimeError("no such\nimage")
+        return self.layer(x.flatten(1))
+
+
+def broken_on_second_rank(num_classes: int = 10) -> BrokenOnSecondRank:
+    """As `model=tests.networks:broken_on_second_rank`."""
+    return BrokenOnSecondRank(num_classes)
+
+
+class RoutedNet(nn.Module):
+    """Bright images pass through a layer of their own, dark ones through another, and a third is for none.
+
+    It remembers the mean of its last images in training, which it takes away afterwards.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.all, self.bright, self.dark, self.unused = (nn.Linear(64, num_classes) for _ in range(4))
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        brightness = x.detach().mean(1)
+        logits: Tensor = self.all(x)
+        for chosen, layer in ((brightness > 0.345, self.bright), (brightness < 0.26, self.dark)):
+            if chosen.any():
+                logits = logits.index_add(0, chosen.nonzero()[:, 0], layer(x[chosen]))
+        if self.training:
+            self.mean.copy_(x.detach().mean(0))
+            return logits
+        return logits - self.all(self.mean)
+
+
+def double_routed_net(num_classes: int = 10) -> InDouble:
+    """For grey images of 8 x 8, as `model=tests.networks:double_routed_net`."""
+    return InDouble(RoutedNet(num_classes))
 
 
 def images(

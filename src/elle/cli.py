@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +16,7 @@ from elle.cli_data import app as data_app
 from elle.cli_options import AsJson, Device, Root
 from elle.config import KEYS, Config, load_config, parse_words
 from elle.data.registry import find_dataset
-from elle.errors import InputError, Interrupted, WorkError, check_file_name, leave, tell
+from elle.errors import REASONS, InputError, Interrupted, WorkError, check_file_name, first_line, leave, tell
 from elle.printing import print_accuracies, print_json
 from elle.version import __version__
 
@@ -67,6 +69,12 @@ def main() -> None:
         if "\n" in message.strip():  # `elle` alone: not an error but its help
             problem.show()
             sys.exit(code)
+    except Exception as problem:
+        if REASONS not in os.environ:
+            raise
+        # One of several ranks: who speaks for all would otherwise know only that the others have lost it.
+        traceback.print_exc()
+        message, code = f"{type(problem).__name__}: {first_line(problem)}; its traceback is above", WorkError.exit_code
     tell(message, code)
     leave(code)
 

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from elle.core.controller import OnOff
+from elle.core.linearity import Linearity
 from elle.engine.step import RECORDED
 from elle.methods import METHODS
 
-from .steps import make_step, take
+from .steps import make_step, plain_network, take
 
 # NuAT's nuclear norm is of the whole batch's logits: it does not divide into parts.
 DIVISIBLE = [name for name in METHODS if name != "nuat"]
@@ -60,6 +61,39 @@ def test_a_weight_that_acts_from_the_next_step_does_so_for_all_micro_batches():
     weight = steps[1].records[:5, RECORDED.index("weight")]
     assert weight[0] == 0
     assert weight.max() == 5
+
+
+def test_a_share_of_one_image_has_points_of_its_own_in_every_micro_batch(monkeypatch):
+    seen = []
+    draw = Linearity.draw
+    monkeypatch.setattr(Linearity, "draw", lambda *given: seen.append(draw(*given)) or seen[-1])
+    step = make_step("elle", weight=5.0)
+    step.use(dataclasses.replace(step.method, regulariser=Linearity(share=0.25)))
+    step.accumulate = 2
+    step(torch.tensor([0, 1, 2, 3] * 2))  # the same images in both
+    (first, _, position), (second, _, other) = seen
+    assert first.shape == second.shape == (1, 1, 8, 8)
+    assert (first != second).all()
+    assert position != other
+
+
+class WithUnusedHead(nn.Module):
+    """A network with a part that no image reaches."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = plain_network(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def test_micro_batches_leave_what_no_image_reaches_as_it_is():
+    step = make_step("elle", weight=5.0, network=WithUnusedHead)
+    step.accumulate = 2
+    before = step.model.unused.weight.detach().clone()
+    take(step, 0, 1)
+    assert torch.equal(step.model.unused.weight, before)
 
 
 class Block(nn.Module):

@@ -8,6 +8,7 @@ from torch import nn
 
 from elle.engine.batchnorm import RanksBatchNorm, running_statistics, synchronise
 from elle.engine.ranks import ALONE
+from elle.errors import InputError
 
 LAYERS = {
     "images": (lambda: nn.BatchNorm2d(3), (8, 3, 5, 5)),
@@ -53,3 +54,28 @@ def test_every_layer_of_a_network_is_replaced_under_its_name():
     assert synchronised[1][0].weight is weight
     assert running_statistics(synchronised) == []
     assert isinstance(copy.deepcopy(synchronised)[1][0], RanksBatchNorm)
+
+
+def test_a_layer_with_two_names_is_replaced_under_both():
+    network = nn.Module()
+    network.first = network.second = nn.BatchNorm2d(2)
+    synchronise(network, ALONE)
+    assert isinstance(network.first, RanksBatchNorm)
+    assert isinstance(network.second, RanksBatchNorm)
+
+
+class WithActivation(nn.BatchNorm2d):
+    """As timm's BatchNormAct2d."""
+
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+def test_a_batchnorm_that_does_more_than_normalise_is_refused_instead_of_cut_short():
+    with pytest.raises(InputError, match=r"sync_bn=true: .*WithActivation is a BatchNorm with a forward of its own"):
+        synchronise(nn.Sequential(nn.Conv2d(1, 2, 3), WithActivation(2)), ALONE)
+
+
+def test_the_statistics_that_an_instance_norm_keeps_are_of_all_ranks():
+    network = nn.Sequential(nn.InstanceNorm2d(2, track_running_stats=True), nn.InstanceNorm2d(2))
+    assert running_statistics(network) == [network[0].running_mean, network[0].running_var]

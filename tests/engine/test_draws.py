@@ -75,3 +75,18 @@ def test_alone_nothing_is_touched():
         True,
         True,
     ]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_one_image_of_several_that_is_drawn_for_has_numbers_of_its_own_in_every_part(parts):
+    found = []
+    for rank in range(2):
+        draws = Draws(rank, 2, parts)
+        torch.manual_seed(3)
+        for part in range(parts):
+            with draws.part(part, IMAGES, fewest=1):
+                torch.rand(IMAGES, 4)  # the attack's, for every image
+                found.append(torch.rand(1, 4))
+    torch.manual_seed(3)
+    torch.rand(2 * parts * IMAGES, 4)
+    assert torch.equal(torch.cat(found), torch.rand(2 * parts, 4))

@@ -80,6 +80,14 @@ def test_a_killed_rank_ends_the_job_in_a_line_and_the_run_resumes(tmp_path):
     assert events == ["resume", "finish"]
 
 
+def test_an_error_of_the_network_on_one_rank_is_told_with_its_rank_and_not_as_a_lost_contact(tmp_path):
+    launcher = start(tmp_path / "run", "model=tests.networks:broken_on_second_rank")
+    _, said = launcher.communicate(timeout=120)
+    assert launcher.returncode == 1
+    assert "Traceback" in said
+    assert said.splitlines()[-1] == "elle: rank 1: RuntimeError: no such; its traceback is above"
+
+
 @pytest.mark.slow
 def test_twenty_kills_at_random_moments_cost_no_run_and_no_checkpoint(tmp_path):
     moments = random.Random(9)

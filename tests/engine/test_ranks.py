@@ -57,6 +57,10 @@ def in_phases(folder, out):
     return load_config([*words, *images, *own, f"out={out}"])
 
 
+ROUTED = ("model=tests.networks:double_routed_net", "batch=8", "weight_decay=0.01")
+"""Some batches have no image for one part of the network on one rank, or on both."""
+
+
 # The weight acts a step later, and a step at which it is negligible leaves the penalty's backward out.
 LAZY = ("method.weight.next_step=true", "method.weight.negligible=0.3")
 
@@ -107,6 +111,9 @@ def worker(rank, folder):
     train(configuration(f"{folder}/lazy", "elle-a", *LAZY))
     train(configuration(f"{folder}/low", "elle-a", "memory=low"))
     train(in_phases(folder, f"{folder}/phases"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outcome, "default_chunk", lambda *_: 100)
+        train(configuration(f"{folder}/routed", "fgsm", *ROUTED))
     for method in ("elle-a", "free"):
         train(configuration(f"{folder}/{method}-resumed", method, "max_steps=9"))
         if rank == 0:
@@ -241,6 +248,20 @@ def test_two_ranks_train_in_phases_on_streamed_images_as_one_process(two, tmp_pa
     for name in theirs:
         if name.startswith(("model.", "rule.", "records")):
             torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=1e-6, equal_nan=True)
+
+
+def test_two_ranks_train_a_part_of_the_network_that_one_has_no_image_for_as_one_process(two, one):
+    mine, theirs = state(two / "routed"), state(one("fgsm", *ROUTED))
+    for name, value in theirs.items():
+        if name.startswith(("model.", "optimizer.")) and not name.endswith("mean"):
+            torch.testing.assert_close(mine[name], value, rtol=0, atol=1e-9)
+
+
+def test_all_ranks_evaluate_the_network_that_is_written_whatever_each_remembers(two):
+    test = load_dataset("digits", None).test
+    found = evaluate(load_run(two / "routed").model, test.x, test.y, "clean,pgd-2", 0.1, batch=500, seed=1, chunk=100)
+    mine = json.loads((two / "routed" / "result.json").read_text())["test"]
+    assert {name: found[name]["correct"] for name in found} == {name: mine[name]["correct"] for name in found}
 
 
 def test_the_shares_of_an_evaluation_are_the_evaluation(two):

@@ -104,7 +104,7 @@ class Linearity:
 
         `drawn` is what `draw` returned for these very images, where they are to be measured at the same points again.
         """
-        images = max(1, round(self.share * len(x)))
+        images = self.measured(len(x))
         x, y = x[:images], y[:images]
         if adversarial is not None:
             adversarial = adversarial[0][:images], adversarial[1][:images]
@@ -135,6 +135,10 @@ class Linearity:
         gap = sum(_like(c, value) * value for c, value in zip(coefficients, values, strict=True))
         assert isinstance(gap, Tensor)
         return self._size(gap).view(self.samples, images).mean(0)
+
+    def measured(self, images: int) -> int:
+        """How many of so many images are measured."""
+        return max(1, round(self.share * images))
 
     def draw(self, x: Tensor, eps: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The two ends x_a, x_b [B, ...] and the position a [B] of the third point."""

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm, _NormBase
 
 from elle.engine.ranks import Ranks
+from elle.errors import InputError
+from elle.models.batch_norm import BatchNorm
 
 
 class _Mean(Function):
@@ -75,14 +77,26 @@ class RanksBatchNorm(_BatchNorm):
 def synchronise(model: nn.Module, ranks: Ranks) -> nn.Module:
     """Put a RanksBatchNorm in the place of every BatchNorm layer."""
     if isinstance(model, _BatchNorm):
-        return RanksBatchNorm(model, ranks)
-    for name, child in model.named_children():
-        setattr(model, name, synchronise(child, ranks))
+        return RanksBatchNorm(_only_normalising(model), ranks)
+    for name, child in list(model._modules.items()):  # not named_children, which leaves out a layer's second name
+        if child is not None:
+            setattr(model, name, synchronise(child, ranks))
     return model
 
 
+def _only_normalising(layer: _BatchNorm) -> _BatchNorm:
+    """The layer, unless it does more than BatchNorm, as timm's with its activation inside: that would be lost."""
+    kind = type(layer)
+    if kind.forward not in (_BatchNorm.forward, SyncBatchNorm.forward, BatchNorm.forward) or "forward" in vars(layer):
+        raise InputError(
+            f"sync_bn=true: the network's {kind.__module__}.{kind.__qualname__} is a BatchNorm with a forward of its "
+            f"own, which cannot be synchronised; leave sync_bn out"
+        )
+    return layer
+
+
 def running_statistics(model: nn.Module) -> list[Tensor]:
-    """The running means and variances of layers that each rank normalises by itself."""
-    layers = [part for part in model.modules() if isinstance(part, _BatchNorm) and not isinstance(part, RanksBatchNorm)]
+    """The running means and variances of layers that each rank normalises by itself; InstanceNorm may keep them too."""
+    layers = [part for part in model.modules() if isinstance(part, _NormBase) and not isinstance(part, RanksBatchNorm)]
     found = [buffer for layer in layers for buffer in (layer.running_mean, layer.running_var)]
     return [buffer for buffer in found if buffer is not None]

@@ -33,16 +33,19 @@ class Draws:
         if self.ranks == 1:
             yield
             return
-        with _Cut(self.rank, self.ranks, 1, 0, images, []):
+        with _Cut(self.rank, self.ranks, 1, 0, images, [], single=images == 1):
             yield
 
     @contextlib.contextmanager
-    def part(self, number: int, images: int) -> Iterator[None]:
-        """Within it, draws are for one micro-batch of `images`; the first draws for all of them."""
+    def part(self, number: int, images: int, fewest: int | None = None) -> Iterator[None]:
+        """Within it, draws are for one micro-batch of `images`; the first draws for all of them.
+
+        Where a method draws for `fewest` of them only, and that is one, a row is an image's and not the whole batch's.
+        """
         if self.ranks == self.parts == 1:
             yield
             return
-        with _Cut(self.rank, self.ranks, self.parts, number, images, self._kept):
+        with _Cut(self.rank, self.ranks, self.parts, number, images, self._kept, single=1 in (images, fewest)):
             yield
 
 
@@ -50,10 +53,12 @@ class _Cut(TorchFunctionMode):
     leaves_layers_alone = True
     """BatchNorm may be fused."""
 
-    def __init__(self, rank: int, ranks: int, parts: int, number: int, images: int, kept: list[Tensor]) -> None:
+    def __init__(
+        self, rank: int, ranks: int, parts: int, number: int, images: int, kept: list[Tensor], single: bool
+    ) -> None:
         super().__init__()
         self.rank, self.ranks, self.parts, self.number = rank, ranks, parts, number
-        self.images, self.kept, self.position = images, kept, 0
+        self.images, self.kept, self.position, self.single = images, kept, 0, single
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,7 +79,7 @@ class _Cut(TorchFunctionMode):
 
     def _of_images(self, shape: Sequence[int]) -> bool:
         """Whether a draw has a row an image; otherwise it is one for the whole batch, and the same everywhere."""
-        return len(shape) > 0 and (shape[0] > 1 or self.images == 1)
+        return len(shape) > 0 and (shape[0] > 1 or self.single)
 
     def _drawn(self, function: Any, shape: Sequence[int], args: Any, kwargs: Any) -> Tensor:
         """This rank's rows, [blocks, parts, images, ...], of a draw for all ranks."""

@@ -70,6 +70,8 @@ def _collapse_epoch(run: Run) -> int | None:
 def _final(run: Run) -> dict[str, Any]:
     """Keep the network as it is now, and what it survives of the test set."""
     config, model, ranks, test = run.config, run.step.model, run.ranks, run.images.test
+    # A user's own layer may remember its rank's images: all evaluate the network that is written.
+    ranks.copy_from_first(list(model.state_dict().values()))
     run.files.write_network(model.state_dict(), run.model_header())
     run.watcher.said(f"evaluating {config.final} on {len(test)} test images")
     settings = Settings(

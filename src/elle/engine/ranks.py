@@ -8,14 +8,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from elle.errors import InputError, WorkError
 from elle.signals import handling
@@ -78,6 +78,25 @@ class Ranks:
             parts = torch.split(mean, [tensor.numel() for tensor in tensors])
             for tensor, part in zip(tensors, parts, strict=True):
                 tensor.copy_(part.view(tensor.shape))
+
+    def average_gradients(self, parameters: Sequence[nn.Parameter], others: list[Tensor]) -> None:
+        """Average the gradients, and the `others`, in one message.
+
+        Which parameters have one may depend on a rank's images, as in a network that sends each to a part of its own: a
+        rank without it counts as 0, and a parameter that no rank has reached stays without. A captured step does not
+        choose by its images.
+        """
+        if self.count == 1:
+            return
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            self.average([*[one.grad for one in parameters if one.grad is not None], *others])
+            return
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+        missing = torch.tensor([one.grad is None for one in parameters], device=others[0].device).float()
+        self.average([*gradients, *others, missing])
+        if any(one.grad is None for one in parameters):
+            for one, gradient, share in zip(parameters, gradients, missing.tolist(), strict=True):
+                one.grad = gradient if share < 1 else None
 
     def gathered(self, value: Tensor) -> Tensor:
         """The rows of all ranks, in their order."""

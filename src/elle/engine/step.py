@@ -121,10 +121,10 @@ class Step:
         self.optimizer.zero_grad()
         row = (self._gradient if self.accumulate == 1 else self._accumulated)(x, y, draws, penalty)
         # The one message of the step: gradients, BatchNorm's running statistics and what is written down.
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         if self.ranks.count > 1:
             self.alongside.join()
-        self.ranks.average([*gradients, *running_statistics(self.model), row])
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.ranks.average_gradients(trained, [*running_statistics(self.model), row])
         with self.alongside.work(row):
             self.records.index_copy_(0, self.position, row.unsqueeze(0))
             torch._foreach_add_([self.position, self.done], 1)
@@ -136,7 +136,7 @@ class Step:
     def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
         with self._weights(chains=1 if self.apart is None else 2) as second:
-            with draws.part(0, len(y)), self._passes():
+            with draws.part(0, len(y), self._fewest(len(y))), self._passes():
                 if self.apart is not None:
                     self.apart.begin()
                 loss, logits, x_adv = self._loss(x, y, self.kept.get("delta"))
@@ -162,28 +162,31 @@ class Step:
         # In half precision the penalty's gradient needs a scale: the largest weight it may get.
         scale = (self.method.weight.value if self.method.weight is not None else 0) or 1.0
         read_again = self.method.regulariser is not None and self.method.regulariser.form == "2p"
-        slope = [torch.zeros_like(parameter) for parameter in parameters]
+        slope = {parameter: torch.zeros_like(parameter) for parameter in parameters}
+        reached: set[nn.Parameter] = set()
         deltas = self.kept["delta"].chunk(count) if "delta" in self.kept else [None] * count
         recorded: list[tuple[Tensor, Tensor]] = []
         errors: list[Tensor] = []
         for number, (x_part, y_part, delta) in enumerate(zip(x.chunk(count), y.chunk(count), deltas, strict=True)):
-            with self._weights(), draws.part(number, len(y_part)), self._passes():
+            with self._weights(), draws.part(number, len(y_part), self._fewest(len(y_part))), self._passes():
                 loss, logits, x_adv = self._loss(x_part, y_part, delta)
                 self._backward(loss / count, keep=read_again)
                 error = self._error(x_part, y_part, x_adv, logits, penalty)
             if error is not None:
                 errors.append(error.detach())
             if error is not None and penalty == "trained":
-                found = torch.autograd.grad(
-                    scale * error / count, parameters, self._loss_scale(), allow_unused=True, materialize_grads=True
-                )
-                torch._foreach_add_(slope, found)
+                found = torch.autograd.grad(scale * error / count, parameters, self._loss_scale(), allow_unused=True)
+                added = {one: part for one, part in zip(parameters, found, strict=True) if part is not None}
+                torch._foreach_add_([slope[one] for one in added], list(added.values()))
+                reached |= added.keys()
             self._move(delta, x_adv.grad)
             recorded.append((loss.detach(), _accuracy(logits, y_part)))
         seen, weight, threshold = self._weigh(torch.stack(errors).mean() if errors else None, penalty)
         if errors and penalty == "trained":
-            for parameter, gradient in zip(parameters, slope, strict=True):
-                parameter.grad = weight / scale * gradient + (0 if parameter.grad is None else parameter.grad)
+            # What no pass has reached stays without a gradient: weight decay would act on it.
+            for parameter in reached:
+                before = 0 if parameter.grad is None else parameter.grad
+                parameter.grad = weight / scale * slope[parameter] + before
         loss, accuracy = (torch.stack([one[k] for one in recorded]).mean() for k in range(2))
         return _row(loss, accuracy, seen, weight, threshold)
 
@@ -207,6 +210,10 @@ class Step:
         again = recomputed(self.model, self.blocks, self._derivatives)
         with torch.set_grad_enabled(penalty == "trained"), again, passes:
             return method.regulariser(self.model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
+
+    def _fewest(self, images: int) -> int:
+        """For how few of a micro-batch's images the method draws."""
+        return images if self.method.regulariser is None else self.method.regulariser.measured(images)
 
     def _may_run_apart(self) -> bool:
         """Whether the penalty's passes may run beside those of the loss, which they then must not need."""
