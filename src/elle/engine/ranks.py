@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from elle.errors import InputError, WorkError
+from elle.evaluation.capture import waiting_is_refused
 from elle.signals import handling
 
 Value = TypeVar("Value")
@@ -83,18 +84,21 @@ class Ranks:
         """Average the gradients, and the `others`, in one message.
 
         Which parameters have one may depend on a rank's images, as in a network that sends each to a part of its own: a
-        rank without it counts as 0, and a parameter that no rank has reached stays without. A captured step does not
-        choose by its images.
+        rank without it counts as 0, and a parameter that no rank has reached stays without, which only the host can
+        tell. A captured step does not choose by its images.
         """
         if self.count == 1:
             return
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if waiting_is_refused():
             self.average([*[one.grad for one in parameters if one.grad is not None], *others])
             return
         gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
-        missing = torch.tensor([one.grad is None for one in parameters], device=others[0].device).float()
+        missing = torch.zeros(len(parameters), device=others[0].device)
+        without = [number for number, one in enumerate(parameters) if one.grad is None]
+        if without:
+            missing[without] = 1
         self.average([*gradients, *others, missing])
-        if any(one.grad is None for one in parameters):
+        if without:
             for one, gradient, share in zip(parameters, gradients, missing.tolist(), strict=True):
                 one.grad = gradient if share < 1 else None
 

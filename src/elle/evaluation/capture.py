@@ -11,6 +11,8 @@ from typing import Generic, TypeVar
 import torch
 
 Result = TypeVar("Result")
+_REFUSED = 2
+"""The mode "error", as torch tells it."""
 
 
 class CannotCapture(RuntimeError):
@@ -53,6 +55,13 @@ class Captured(Generic[Result]):
             result = self.work()
         torch.cuda.current_stream().wait_stream(self.stream)
         return result
+
+
+def waiting_is_refused() -> bool:
+    """Whether this is a capture, or the last run before one."""
+    return torch.cuda.is_available() and (
+        torch.cuda.is_current_stream_capturing() or torch.cuda.get_sync_debug_mode() == _REFUSED
+    )
 
 
 @contextlib.contextmanager
