@@ -8,7 +8,7 @@ import torch
 
 from elle.engine.runtime import GraphedStep
 from elle.errors import InputError
-from elle.evaluation.capture import CannotCapture, Captured
+from elle.evaluation.capture import CannotCapture, Captured, waiting_is_refused
 
 
 class Stream:
@@ -100,3 +100,11 @@ def test_a_training_step_that_waits_says_what_to_do(stand_ins):
     run(torch.arange(4))
     with pytest.raises(InputError, match="train with compile=off"):
         run(torch.arange(4))
+
+
+@pytest.mark.parametrize(("capturing", "mode", "refused"), [(True, 0, True), (False, 2, True), (False, 0, False)])
+def test_waiting_is_refused_in_a_capture_and_in_the_run_before_it(monkeypatch, capturing, mode, refused):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: mode)  # 2 is "error", as torch tells it
+    assert waiting_is_refused() is refused
