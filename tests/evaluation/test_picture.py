@@ -85,6 +85,26 @@ def test_a_network_that_is_never_right_cannot_be_shown(model, data):
         )
 
 
+def test_an_image_whose_logits_are_no_number_is_wrong_and_of_no_class(tmp_path):
+    """argmax takes NaN for the largest: such an image of class 0 would pass for one that withstands."""
+
+    class Overflowing(torch.nn.Module):
+        def forward(self, x):
+            level = x.mean((1, 2, 3))
+            logits = torch.stack([0.5 - level, level - 0.5], 1)
+            return logits.masked_fill(level[:, None] != 0, torch.nan)
+
+    dark = np.zeros((2, 3, 8, 8), np.uint8), np.zeros(2, np.int64)
+    drawn = attacked_rows(Overflowing(), *dark, parse_attacks("fgsm"), EPS, count=2)
+    assert [row.predicted for row in drawn] == [[0, 0], [None, None]]
+    draw(drawn, EPS, ["dark", "bright"], tmp_path / "picture.png")
+    second = TILE + GAP + CAPTION + GAP + TILE
+    caption = np.asarray(Image.open(tmp_path / "picture.png"))[second : second + CAPTION, MARGIN:]
+    colours = {tuple(pixel) for pixel in caption.reshape(-1, 3).tolist()}
+    assert WRONG in colours
+    assert RIGHT not in colours
+
+
 def test_a_network_without_a_gradient_cannot_be_shown_under_attack(model, data):
     class Detached(torch.nn.Module):
         def forward(self, x):

@@ -33,7 +33,8 @@ class Row:
 
     name: str
     x: Tensor
-    predicted: list[int]
+    predicted: list[int | None]
+    """None where the logits are not a number: that is no class, and counts as wrong."""
     y: list[int]
     delta: Tensor | None
 
@@ -88,7 +89,9 @@ def _correct_ones(
 
 def _row(name: str, model: nn.Module, x: Tensor, y: Tensor, delta: Tensor | None) -> Row:
     with torch.no_grad():
-        predicted = model(x).argmax(1).tolist()
+        logits = model(x)
+    answers = zip(logits.argmax(1).tolist(), logits.isnan().any(1).tolist(), strict=True)
+    predicted = [None if undefined else k for k, undefined in answers]
     return Row(name, x.cpu(), predicted, y.tolist(), None if delta is None else delta.cpu())
 
 
@@ -114,7 +117,7 @@ def draw(rows: Sequence[Row], eps: float, classes: Sequence[str], path: Path) ->
             image = row.x[k] if row.delta is None or not changed else row.delta[k] * factor + 0.5
             canvas.paste(_tile(image), (left, top))
             if not changed:
-                words = _fitting(classes[predicted], font)
+                words = _fitting("not a number" if predicted is None else classes[predicted], font)
                 pen.text((left + TILE / 2, top + TILE + 1), words, RIGHT if predicted == label else WRONG, font, "ma")
         top += height
     content = io.BytesIO()
