@@ -84,6 +84,26 @@ def test_a_step_makes_the_passes_its_row_declares(name):
         assert all(count % (BATCH * steps) == 0 for count in counted)
 
 
+@pytest.mark.parametrize(
+    ("fields", "passes"),
+    [
+        ({}, 9),
+        ({"share": 0.25}, 9 / 4),
+        ({"samples": 2}, 18),
+        ({"form": "5-point"}, 15),
+        ({"form": "2p", "power": 1}, 6),
+        ({"alpha": "max"}, 32),
+        ({"alpha": "max", "samples": 2, "share": 0.5}, 32),
+    ],
+)
+def test_a_step_makes_the_passes_that_its_penalty_declares(fields, passes):
+    step = make_step("elle", Probe, options={"regulariser": fields})
+    take(step, 0)
+    counted = sum(getattr(step.model, kind) for kind in ("forwards", "input_gradients", "weight_gradients"))
+    assert step.method.regulariser.passes == passes
+    assert counted / BATCH == METHODS["fgsm"].cost.total + passes
+
+
 @every_row
 def test_the_gradient_of_a_step_reaches_every_parameter(name):
     step = make_step(name)

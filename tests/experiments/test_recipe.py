@@ -277,3 +277,21 @@ def test_hours_grow_with_what_a_run_does():
     assert hours("max_steps=382") == pytest.approx(hours("epochs=1"), rel=0.01)
     assert hours("method=gradalign") == pytest.approx(hours() * 11.267 / 3.476, rel=0.02)
     assert hours("final=autoattack") > hours("final=pgd-20") > hours()
+
+
+@pytest.mark.parametrize(
+    ("words", "penalty"),
+    [
+        (["method.weight.every=4"], 1 / 4),
+        (["method.regulariser.share=0.25"], 1 / 4),
+        (["method.weight.every=2", "method.regulariser.share=0.5"], 1 / 4),
+        (["method.regulariser.form=2p", "method.regulariser.power=1"], 2 / 3),
+        (["method.regulariser.samples=2"], 2),
+    ],
+)
+def test_hours_count_the_penalty_as_often_as_its_settings_ask_for_it(words, penalty):
+    def hours(*words):
+        return gpu_hours([load_config(["data=cifar10", "final=clean", *words])])
+
+    plain, whole = hours("method=fgsm"), hours("method=elle-a")
+    assert hours("method=elle-a", *words) - plain == pytest.approx(penalty * (whole - plain))

@@ -140,6 +140,14 @@ class Linearity:
         """How many of so many images are measured."""
         return max(1, round(self.share * images))
 
+    @property
+    def passes(self) -> float:
+        """Forwards, input gradients and weight gradients in a training step, for each image of its batch."""
+        points = {"triplet": 3, "2p": 2, "5-point": 5}[self.form]  # the loss has been at 2p's third
+        # The search: forward at both ends and at eleven positions, and back from ten of these.
+        search = 2 + 11 + 10 if self.alpha == "max" else 0
+        return self.share * self.samples * (3 * points + search)
+
     def draw(self, x: Tensor, eps: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The two ends x_a, x_b [B, ...] and the position a [B] of the third point."""
         x_a, x_b = x + uniform_in_ball(x, eps, self.norm), x + uniform_in_ball(x, eps, self.norm)

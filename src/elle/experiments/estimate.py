@@ -47,14 +47,18 @@ def gpu_hours(runs: Sequence[Config]) -> float:
 
 
 def _seconds(config: Config) -> float:
-    from elle.methods import find_method
+    from elle.core.linearity import triplet_error
+    from elle.methods import configured
 
-    method = find_method(config.method)
+    method = configured(config.method, options=config.options)
     speed = _SPEEDS.get(config.model or "", _SPEEDS["preact-resnet18"])
     train, test = _IMAGES.get(config.data, (0, 0))
-    triplets = 9 if method.penalty else 0
     slower = _DOUBLE_BACKPROPAGATION if method.double_backpropagation else 1.0
-    step = (method.cost.total - triplets) * speed.step * slower + triplets * speed.penalty
+    passes, penalty = float(method.cost.total), 0.0
+    if method.regulariser is not None and method.weight is not None:
+        passes -= triplet_error.passes  # which a row's cost has in it, at every step
+        penalty = method.regulariser.passes / method.weight.every
+    step = passes * speed.step * slower + penalty * speed.penalty
     seen = max(0, train - (config.validation or 0)) * (config.epochs or 0)
     if config.max_steps is not None:
         seen = min(seen, config.max_steps * (config.batch or 0))
