@@ -1,4 +1,4 @@
-"""`elle evaluate`, `compare` and `show` as a user meets them, for networks trained here and elsewhere."""
+"""`elle evaluate`, `compare`, `show` and `metrics` as a user meets them, for networks trained here and elsewhere."""
 
 import json
 import os
@@ -15,6 +15,8 @@ from torch import nn
 
 from elle.data.registry import DATASETS, Dataset
 from elle.data.sources import ImageSet, Split
+from elle.engine.trained import load_run
+from elle.evaluation.metrics import linearity_metrics
 from elle.evaluation.units import Files
 
 from .test_cli import assert_one_line
@@ -247,6 +249,27 @@ def test_weights_of_a_run_are_used_as_the_run_uses_them(elle, tmp_path):
     outcome = elle(*foreign, "--model", "resnet18")
     assert_one_line(outcome, 2)
     assert "does not fit the network resnet18" in outcome.err
+
+
+def test_metrics_are_those_of_the_run_s_images_at_once_wherever_its_network_comes_from(elle, finished_run):
+    trained = load_run(finished_run)
+    expected = linearity_metrics(trained.model, *trained.test_images(limit=120), 0.3, metric="error,cure,loss_ratio")
+    weights = finished_run / "model.safetensors"
+    last = max((finished_run / "checkpoints").iterdir())
+    foreign = ("--weights", weights, "--model", "small-cnn", "--data", "digits")
+    for words in ([finished_run], [last], foreign):
+        outcome = elle("metrics", *words, "--eps", 0.3, "--limit", 120, "--metric", "error,cure,loss_ratio", "--json")
+        assert json.loads(outcome.out)["metrics"] == expected
+
+
+def test_metrics_are_given_of_a_network_that_was_not_trained_here(elle, tiny):
+    _, *words = tiny(3)
+    record = json.loads(elle("metrics", *words, "--metric", "error,error_logits", "--json").out)
+    assert (record["eps"], record["norm"]) == (8 / 255, "linf")
+    assert record["metrics"]["error"]["count"] == 6
+    assert record["metrics"]["error_logits"]["q95"] < 1e-6 < record["metrics"]["error"]["mean"] ** 0.5
+    assert_one_line(outcome := elle("metrics", *words[:4]), 2)
+    assert "--weights needs --model" in outcome.err
 
 
 def test_a_pickle_with_code_in_it_is_not_run(elle, tiny, tmp_path):

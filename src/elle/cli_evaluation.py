@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from elle.cli_options import AsJson, Device, Eps, Limit, Root, RunDirectory
-from elle.config import format_radius, given, radius_option
+from elle.cli_options import AsJson, Device, Eps, Limit, Root
+from elle.config import format_radius, radius_option
 from elle.errors import InputError, check_file_name, nearest
 from elle.printing import print_accuracies, print_json, print_table
 
@@ -178,10 +178,13 @@ def show(
 
 
 def metrics(
-    directory: RunDirectory,
+    run: Run = None,
     metric: Annotated[str, typer.Option(help="Which ones, with commas, or all.")] = "all",
     eps: Eps = None,
     limit: Limit = None,
+    model: ModelName = None,
+    weights: Weights = None,
+    data: Data = None,
     root: Root = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -192,17 +195,17 @@ def metrics(
     Example: elle metrics runs/digits-elle-a-eps0.2-seed0 --metric error,misalignment
     """
     from elle.engine.runtime import pick_device
-    from elle.engine.trained import load_run
+    from elle.engine.subject import Source, load_subject
     from elle.evaluation.metrics import METRICS, linearity_metrics, parse_metrics
     from elle.evaluation.units import fitting_batch
 
     parse_metrics(metric)
-    trained = load_run(directory, pick_device(device))
-    norm = trained.config.norm
-    radius = given(trained.config.resolved().eps) if eps is None else radius_option(eps, norm)
-    x, y = trained.test_images(root, limit)
-    batch = fitting_batch(500, x[0, 0].numel())
-    result = linearity_metrics(trained.model, x, y, radius, metric=metric, norm=norm, batch=batch, seed=seed)
+    subject = load_subject(Source(run, model, weights, data, root), pick_device(device), limit)
+    norm: Any = subject.norm
+    radius = _radius(eps, None, subject)
+    x, y = subject.test.x, subject.test.y
+    batch = fitting_batch(500, x[0, 0].size)
+    result = linearity_metrics(subject.model, x, y, radius, metric=metric, norm=norm, batch=batch, seed=seed)
     if as_json:
         print_json({"eps": radius, "norm": norm, "seed": seed, "metrics": result})
         return

@@ -1,7 +1,9 @@
 """Linearity metrics over a set of images: their values, their summaries, and that they can be repeated."""
 
 import math
+from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -155,6 +157,29 @@ def test_metrics_work_under_no_grad(model, data):
 def test_images_come_in_batches_and_all_are_counted(model, data, batch):
     result = linearity_metrics(model, *data, EPS, batch=batch)
     assert {name: entry["count"] for name, entry in result.items()} == dict.fromkeys(METRICS, 40)
+
+
+class Watched(np.ndarray):
+    """An array that notes how many images are taken out of it at a time."""
+
+    taken: ClassVar[list[int]] = []
+
+    def __getitem__(self, part):
+        found = super().__getitem__(part)
+        self.taken.append(len(found))
+        return found
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_an_array_of_bytes_is_measured_batch_by_batch_and_as_its_images_at_once(last):
+    """`last`: the channels lie last in memory, as those of image files do, and random points are drawn in its order."""
+    x, y = images(41, (3, 8, 8), seed=1)
+    model = trained(conv_net(3), *images(64, (3, 8, 8)), steps=10, lr=0.05)
+    pixels = (x * 255).byte().contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    expected = linearity_metrics(model, pixels / 255, y, EPS, batch=10)
+    Watched.taken.clear()
+    assert linearity_metrics(model, pixels.numpy().view(Watched), y.numpy(), EPS, batch=10) == expected
+    assert Watched.taken == [10, 10, 10, 10, 1] * len(METRICS)
 
 
 def test_the_mean_error_is_the_mean_of_the_training_penalty(data):

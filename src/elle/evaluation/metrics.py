@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import cast
 
@@ -14,7 +14,8 @@ from elle.core.attacks import Norm as AttackNorm
 from elle.core.attacks import fgsm, pgd
 from elle.core.linearity import Linearity, Norm
 from elle.errors import InputError, WorkError, first_line, nearest
-from elle.evaluation.mode import evaluation_mode, exact_float32
+from elle.evaluation.mode import device_of, evaluation_mode, exact_float32
+from elle.evaluation.units import Images, as_tensor
 
 Summary = dict[str, float | int]
 Metric = Callable[[nn.Module, Tensor, Tensor, float, Norm], Tensor]
@@ -96,8 +97,8 @@ def parse_metrics(names: str, norm: Norm = "linf") -> list[str]:
 
 def linearity_metrics(
     model: nn.Module,
-    x: Tensor,
-    y: Tensor,
+    x: Images,
+    y: Images,
     eps: float,
     *,
     metric: str = "all",
@@ -107,17 +108,19 @@ def linearity_metrics(
 ) -> dict[str, Summary]:
     """Each metric's mean, std and quantiles over the images x [N, ...] in [0, 1] with labels y [N].
 
+    Arrays of bytes, 0 to 255, go to the network's device batch by batch: they may be larger than its memory.
     Every metric starts from `seed`, so its value does not depend on which others are asked for. A value that is not
     defined (the angle to a gradient of 0) is counted as such, never replaced.
     """
     names = parse_metrics(metric, norm)
     if len(x) == 0 or len(x) != len(y):
         raise InputError(f"{len(x)} images and {len(y)} labels cannot be measured; there must be one label an image")
+    device = x.device if isinstance(x, Tensor) else device_of(model, torch.device("cpu"))
     result = {}
-    with exact_float32(x.device):
+    with exact_float32(device):
         for name in names:
-            with evaluation_mode(model, seed, x.device):
-                pairs = zip(torch.split(x, batch), torch.split(y, batch), strict=True)
+            with evaluation_mode(model, seed, device):
+                pairs = _batches(x, y, batch, device)
                 try:
                     parts = [METRICS[name][1](model, *pair, eps, norm).detach() for pair in pairs]
                 except torch.OutOfMemoryError:
@@ -128,6 +131,12 @@ def linearity_metrics(
                     ) from problem
                 result[name] = summary(torch.cat(parts).double().cpu())
     return result
+
+
+def _batches(x: Images, y: Images, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    for first in range(0, len(x), batch):
+        points, labels = (as_tensor(values[first : first + batch]).to(device) for values in (x, y))
+        yield points / 255 if points.dtype == torch.uint8 else points, labels
 
 
 def mean_error(model: nn.Module, x: Tensor, y: Tensor, eps: float, *, norm: Norm = "linf", batch: int = 500) -> float:
