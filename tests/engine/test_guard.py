@@ -11,6 +11,8 @@ from elle.engine import checkpoint
 from elle.engine.guard import MAX_ROLLBACKS, strengthened
 from elle.engine.loop import Run, Watcher, train
 from elle.engine.probe import IMAGES, CollapseMonitor
+from elle.engine.records import means
+from elle.engine.tracking import Tracking
 from elle.errors import InputError, WorkError
 from elle.experiments.rundir import open_run
 from elle.methods import METHODS
@@ -232,14 +234,35 @@ def test_the_result_names_the_epoch_of_a_collapse_that_stands(settings, tmp_path
     assert result["collapse_epoch"] == 3
 
 
+def records_show_a_collapse(monkeypatch):
+    """From the third epoch on."""
+    monkeypatch.setattr("elle.engine.loop.means", lambda rows: means(rows) | {"accuracy": 0.5})
+
+    def record(self):
+        fell = len(self.run.history) >= 2
+        return {"pgd-2": 0.01 if fell else 0.4, "tracked_error": 0.1 if fell else 1e-5, "eval_seconds": 0.0}
+
+    monkeypatch.setattr(Tracking, "record", record)
+
+
 def test_a_collapse_that_was_undone_is_none_whatever_the_records_say(settings, collapsing, monkeypatch):
-    monkeypatch.setattr("elle.engine.tracking.collapse_epoch", lambda single, multi: 0 if multi else None)
+    records_show_a_collapse(monkeypatch)
     words = ("epochs=3", "eval_every=1", "track=pgd-2", "on_collapse=rollback")
-    collapsing()
-    assert train(settings(*words, out="records"))["collapse_epoch"] == 1
     collapsing(3, 4)
     undone = train(settings(*words, out="undone"))
     assert (undone["rollbacks"], undone["collapse_epoch"]) == (1, None)
+
+
+def test_a_run_has_collapsed_in_the_result_if_and_only_if_the_monitor_said_so(settings, collapsing, monkeypatch):
+    records_show_a_collapse(monkeypatch)
+    words = ("epochs=4", "eval_every=1", "track=pgd-2")
+    collapsing()
+    silent = train(settings(*words, out="silent"))
+    assert (silent["verdicts"], silent["collapse_epoch"]) == ([], None)
+    collapsing(4, 5, 6, 7, 8)  # from the end of the second epoch on, an epoch before the records
+    assert train(settings(*words, out="told"))["collapse_epoch"] == 2
+    collapsing()
+    assert train(settings(*words, "probe_every=0", out="records"))["collapse_epoch"] == 3
 
 
 def test_the_time_that_a_rollback_undoes_stays_counted(settings, tmp_path, collapsing):
