@@ -12,7 +12,6 @@ from elle.config import Config
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Linearity
 from elle.core.precision import autocast
-from elle.data.registry import find_dataset
 from elle.engine.monitor import Kind, Reading, Verdict
 from elle.engine.probe import IMAGES, CollapseMonitor
 from elle.engine.records import number
@@ -248,10 +247,13 @@ def _monitor(run: Run) -> CollapseMonitor:
 
 def strengthened(method: Method, config: Config) -> Method:
     """ELLE-A added to a method without a penalty; otherwise twice its weight, at twice as many steps (at most all)."""
-    if method.regulariser is not None and method.weight is not None and method.weight.value > 0:
-        before = method.weight
-        rule: Constant | OnOff = dataclasses.replace(before, value=2 * before.value, every=-(-before.every // 2))
-        return dataclasses.replace(method, weight=rule)
-    value = find_dataset(config.data).weight("elle-a", config.eps or 0.0, config.schedule or "")
-    error = Linearity(norm=config.norm, clip=bool(config.clip))
-    return dataclasses.replace(method.with_penalty("elle-a"), regulariser=error, weight=OnOff(value, every=EVERY))
+    before = method.weight
+    if before is None:
+        stronger = method.with_penalty("elle-a")
+        rule: Constant | OnOff = OnOff(config.usual_weight(stronger.name), every=EVERY)
+        error = Linearity(norm=config.norm, clip=bool(config.clip))
+        return dataclasses.replace(stronger, regulariser=error, weight=rule)
+    # Twice nothing is nothing: a penalty at weight 0 gets what it has by default.
+    value = 2 * before.value or config.usual_weight(method.name)
+    rule = dataclasses.replace(before, value=value, every=-(-before.every // 2))
+    return dataclasses.replace(method, weight=rule)
