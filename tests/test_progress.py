@@ -17,7 +17,8 @@ def test_the_bar_names_what_is_the_matter_as_long_as_it_is():
     assert task.description == "collapse, step 15"
     watcher.looked({"step": 20}, None)  # the first look after a rollback
     assert task.description == "training"
-    watcher.judged(Verdict("recovery", 40, 35, "it is back", "medium"))
+    watcher.judged(Verdict("collapse", 30, 25, "it fell", "high"))
+    watcher.judged(Verdict("recovery", 40, 35, "it is back", "medium"))  # told by the records: there are no looks
     assert task.description == "training"
 
 

@@ -200,11 +200,16 @@ class Config(BaseModel):
                 f"weight={self.weight:g} is lambda of ELLE's penalty, which method={self.method} does not have; "
                 f"leave it out, or train with {self.method}+elle-a"
             )
+        filled = parse_config(self.model_dump() | open_keys)
         if self.weight is None and penalty in dataset.weights:
-            eps = table_radius(open_keys["eps"] if self.eps is None else self.eps, self.norm)
-            own = penalty_weight(self.method, self.data, eps, self.model or dataset.defaults["model"] or "")
-            open_keys["weight"] = own or dataset.weight(penalty, eps, schedule)
-        return parse_config(self.model_dump() | open_keys)
+            return filled.model_copy(update={"weight": filled.usual_weight(self.method)})
+        return filled
+
+    def usual_weight(self, method: str) -> float:
+        """The default lambda, or lambda_max, of a method with a penalty on the data of this resolved configuration."""
+        eps, dataset = table_radius(given(self.eps), self.norm), find_dataset(self.data)
+        own = penalty_weight(method, self.data, eps, self.model or "")
+        return own or dataset.weight(method.rpartition("+")[2], eps, given(self.schedule))
 
     def differences(self, other: Config) -> list[str]:
         """The keys on which two configurations train different models."""

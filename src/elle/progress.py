@@ -67,8 +67,8 @@ class TrainingProgress:
         self._said(words)
 
     def _judged(self, verdict: Verdict) -> None:
-        if verdict.kind != "recovery":
-            self.bar.update(self.task, description=f"{verdict.kind}, step {verdict.since}")
+        now = "training" if verdict.kind == "recovery" else f"{verdict.kind}, step {verdict.since}"
+        self.bar.update(self.task, description=now)
 
     def _looked(self, reading: Reading, condition: Kind | None) -> None:
         if condition is None:  # healthy, or back from a collapse by itself or by a rollback

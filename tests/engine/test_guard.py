@@ -6,11 +6,15 @@ from itertools import pairwise
 import pytest
 import torch
 
-from elle.core.controller import OnOff
+from elle.config import load_config
+from elle.core.controller import Constant, OnOff
 from elle.engine import checkpoint
 from elle.engine.guard import MAX_ROLLBACKS, strengthened
 from elle.engine.loop import Run, Watcher, train
+from elle.engine.parts import method_of
 from elle.engine.probe import IMAGES, CollapseMonitor
+from elle.engine.records import means
+from elle.engine.tracking import Tracking
 from elle.errors import InputError, WorkError
 from elle.experiments.rundir import open_run
 from elle.methods import METHODS
@@ -232,14 +236,35 @@ def test_the_result_names_the_epoch_of_a_collapse_that_stands(settings, tmp_path
     assert result["collapse_epoch"] == 3
 
 
+def records_show_a_collapse(monkeypatch):
+    """From the third epoch on."""
+    monkeypatch.setattr("elle.engine.loop.means", lambda rows: means(rows) | {"accuracy": 0.5})
+
+    def record(self):
+        fell = len(self.run.history) >= 2
+        return {"pgd-2": 0.01 if fell else 0.4, "tracked_error": 0.1 if fell else 1e-5, "eval_seconds": 0.0}
+
+    monkeypatch.setattr(Tracking, "record", record)
+
+
 def test_a_collapse_that_was_undone_is_none_whatever_the_records_say(settings, collapsing, monkeypatch):
-    monkeypatch.setattr("elle.engine.tracking.collapse_epoch", lambda single, multi: 0 if multi else None)
+    records_show_a_collapse(monkeypatch)
     words = ("epochs=3", "eval_every=1", "track=pgd-2", "on_collapse=rollback")
-    collapsing()
-    assert train(settings(*words, out="records"))["collapse_epoch"] == 1
     collapsing(3, 4)
     undone = train(settings(*words, out="undone"))
     assert (undone["rollbacks"], undone["collapse_epoch"]) == (1, None)
+
+
+def test_a_run_has_collapsed_in_the_result_if_and_only_if_the_monitor_said_so(settings, collapsing, monkeypatch):
+    records_show_a_collapse(monkeypatch)
+    words = ("epochs=4", "eval_every=1", "track=pgd-2")
+    collapsing()
+    silent = train(settings(*words, out="silent"))
+    assert (silent["verdicts"], silent["collapse_epoch"]) == ([], None)
+    collapsing(4, 5, 6, 7, 8)  # from the end of the second epoch on, an epoch before the records
+    assert train(settings(*words, out="told"))["collapse_epoch"] == 2
+    collapsing()
+    assert train(settings(*words, "probe_every=0", out="records"))["collapse_epoch"] == 3
 
 
 def test_the_time_that_a_rollback_undoes_stays_counted(settings, tmp_path, collapsing):
@@ -415,11 +440,35 @@ def test_the_stronger_method(settings):
     assert strengthened(METHODS["elle"], config).weight.value == 2 * METHODS["elle"].weight.value
 
 
+@pytest.mark.parametrize("data", ["cifar10", "cifar100", "svhn", "imagenet", "folder"])
+@pytest.mark.parametrize("name", ["fgsm", "n-fgsm", "gat", "trades-single"])
+def test_a_rollback_goes_on_at_the_weight_that_the_stronger_method_has_by_default(name, data):
+    words = [f"data={data}", "eps=8/255", "root=images"]
+    method = strengthened(METHODS[name], load_config([f"method={name}", *words]).resolved())
+    assert method.name == f"{name}+elle-a"
+    assert method.weight.value == load_config([f"method={name}+elle-a", *words]).resolved().weight
+
+
+@pytest.mark.parametrize(
+    ("words", "weight"),
+    [
+        (["method=elle", "weight=20000"], Constant(40_000)),
+        (["method=elle-a", "weight=30000", "method.weight.every=3"], OnOff(60_000, every=2)),
+        (["method=n-fgsm+elle-a", "method.weight.value=9000"], OnOff(18_000)),
+        (["method=elle", "weight=0"], Constant(1_000)),
+        (["method=elle-a", "weight=0", "method.weight.decay=0.9"], OnOff(4_000, decay=0.9)),
+    ],
+)
+def test_a_penalty_keeps_its_form_and_rule_and_becomes_stronger(words, weight):
+    config = load_config(["data=cifar10", "method.regulariser.power=1", *words]).resolved()
+    before = method_of(config)
+    stronger = strengthened(before, config)
+    assert (stronger.name, stronger.regulariser, stronger.weight) == (before.name, before.regulariser, weight)
+
+
 @pytest.mark.slow
 def test_a_real_collapse_is_seen_and_undone(tmp_path):
     """FGSM on MNIST's digits at the demo's settings: plain it ends near 0, rolled back it does not."""
-    from elle.config import load_config
-
     words = ["data=mnist5k", "method=fgsm", "seed=0", "device=cpu", "lr=0.05", "eval_every=0", "final=pgd-20"]
     plain = train(load_config([*words, f"out={tmp_path / 'plain'}"]))
     guarded = train(load_config([*words, "on_collapse=rollback", f"out={tmp_path / 'guarded'}"]))

@@ -11,8 +11,10 @@ from torch import nn
 from elle.config import load_config
 from elle.engine import checkpoint
 from elle.engine.loop import Watcher, train
+from elle.engine.records import means
 from elle.engine.run_files import run_directory
 from elle.engine.step import Step
+from elle.engine.tracking import Tracking
 from elle.errors import InputError, WorkError
 from elle.experiments.rundir import open_run
 from elle.files import read_lines
@@ -191,25 +193,37 @@ def test_a_finished_run_says_so_in_its_events(finished_run):
     assert [(event["event"], event["step"]) for event in lines(finished_run / "events.jsonl")] == [("finish", 36)]
 
 
-def test_a_collapse_is_an_event_once_and_part_of_the_result(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("elle.engine.tracking.collapse_epoch", lambda single, multi: 1 if len(multi) > 1 else None)
+@pytest.mark.parametrize(
+    ("levels", "events", "epoch"),
+    [
+        ([0.4, 0.4, 0.01, 0.01, 0.01], [("collapse", 12)], 3),
+        ([0.4, 0.01, 0.01, 0.4, 0.4], [("collapse", 9), ("recovery", 15)], None),
+    ],
+)
+def test_without_the_monitor_the_records_tell_a_collapse_once_and_its_end(
+    settings, tmp_path, monkeypatch, levels, events, epoch
+):
+    def record(self):
+        level = levels[len(self.run.history)]
+        return {"clean": 0.7, "pgd-2": level, "tracked_error": 1e-5 if level > 0.1 else 0.1, "eval_seconds": 0.0}
+
+    monkeypatch.setattr(Tracking, "record", record)
+    monkeypatch.setattr("elle.engine.loop.means", lambda rows: means(rows) | {"accuracy": 0.5})
     said = []
-    watcher = Watcher(said=said.append)
-    words = ("epochs=3", "batch=400", "eval_every=1", "track=clean,pgd-2", "probe_every=0")
-    result = train(settings(*words), watcher=watcher)
-    events = lines(tmp_path / "run" / "events.jsonl")
-    assert [(event["event"], event.get("epoch")) for event in events] == [("collapse", 2), ("finish", None)]
-    assert result["collapse_epoch"] == 2
-    assert sum("collapse" in text for text in said) == 1
+    words = ("epochs=5", "batch=400", "validation=97", "eval_every=1", "track=clean,pgd-2", "probe_every=0")
+    result = train(settings(*words), watcher=Watcher(said=said.append))
+    told = [(event["event"], event["step"]) for event in lines(tmp_path / "run" / "events.jsonl")]
+    assert told == [*events, ("finish", 15)]
+    assert sum("collapse at step" in text for text in said) == 1
+    assert result["collapse_epoch"] == epoch
+    assert (open_run(tmp_path / "run").collapse_step() is None) is (epoch is None)
 
 
-@pytest.mark.parametrize("word", ["track=clean", "method=standard", "eval_every=0"])
-def test_no_collapse_is_claimed_where_none_could_be_seen(settings, monkeypatch, word):
-    def claim(single, multi):
-        return 0 if multi else None
-
-    monkeypatch.setattr("elle.engine.tracking.collapse_epoch", claim)
-    assert train(settings("max_steps=2", "eval_every=1", "track=clean,pgd-2", word))["collapse_epoch"] is None
+def test_training_without_an_attack_is_not_stopped_as_collapsed(settings, tmp_path):
+    words = ("method=standard", "eps=0.2", "epochs=6", "on_collapse=stop")
+    assert train(settings(*words))["verdicts"] == []
+    looks = lines(tmp_path / "run" / "probes.jsonl")
+    assert looks[-1]["multi"] < 0.1 < 0.75 < looks[-1]["accuracy"]  # what a method with an attack is stopped for
 
 
 @pytest.mark.parametrize("lr", ["1e6", "1e30"])

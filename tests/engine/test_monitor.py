@@ -5,42 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from elle.engine.monitor import Monitor, collapse_epoch
+from elle.engine.monitor import Monitor
 
 from .traces import readings
-
-TRACES = {
-    "a fall to 0 with a high single-step accuracy": ([0.3, 0.4, 0.5, 0.9, 0.95], [0.3, 0.35, 0.4, 0.05, 0.0], 3),
-    "one low epoch at the end": ([0.3, 0.4, 0.9], [0.3, 0.4, 0.0], None),
-    "one high epoch at the end": ([0.3, 0.4, 0.9, 0.9, 0.9], [0.3, 0.4, 0.0, 0.0, 0.3], 2),
-    "a slow fall": ([0.4, 0.5, 0.6, 0.8, 0.9], [0.4, 0.4, 0.25, 0.19, 0.0], 3),
-    "a healthy run": ([0.2, 0.3, 0.4, 0.5], [0.2, 0.28, 0.37, 0.45], None),
-    "a healthy run with a dip": ([0.3, 0.4, 0.4, 0.5], [0.3, 0.4, 0.3, 0.45], None),
-    "forgetting both": ([0.3, 0.5, 0.1, 0.1], [0.3, 0.45, 0.1, 0.1], None),
-    "noise at low accuracy": ([0.1, 0.12, 0.1, 0.11], [0.1, 0.12, 0.03, 0.02], None),
-    "a high single-step accuracy alone": ([0.9, 0.95, 0.99], [0.4, 0.4, 0.4], None),
-    "recovery at the end": ([0.3, 0.4, 0.9, 0.5], [0.3, 0.4, 0.0, 0.4], None),
-    "recovery and a second fall": ([0.3, 0.4, 0.9, 0.5, 0.9, 0.9], [0.3, 0.4, 0.0, 0.4, 0.0, 0.0], 4),
-    "never robust at all": ([0.9, 0.9], [0.0, 0.0], None),
-    "one epoch": ([0.9], [0.1], None),
-    "no epochs": ([], [], None),
-}
-
-
-@pytest.mark.parametrize(("single", "multi", "expected"), TRACES.values(), ids=TRACES)
-def test_the_verdict_of(single, multi, expected):
-    assert collapse_epoch(single, multi) == expected
-
-
-def test_a_collapse_is_seen_one_epoch_after_the_fall_and_dated_to_it():
-    single, multi = [0.3, 0.4, 0.9, 0.95, 0.97], [0.3, 0.4, 0.05, 0.0, 0.0]
-    verdicts = [collapse_epoch(single[:k], multi[:k]) for k in range(6)]
-    assert verdicts == [None, None, None, None, 2, 2]
-
-
-def test_traces_of_different_lengths_are_refused():
-    with pytest.raises(ValueError, match="shorter"):
-        collapse_epoch([0.1, 0.2], [0.1])
 
 
 def reading(step, multi, single=None, error=1e-5, **other):
@@ -186,6 +153,18 @@ PROBED = {
         [("constant", 60, 10), ("recovery", 70, 70)],
     ),
     "a look that is not finite": ([*RISING, *[reading(0, 0.0, error=None)] * 3], [("divergence", 70, 70)]),
+    "a look that is not finite, and finite ones": (
+        [*RISING, RISING[-1] | {"error": None}, *RISING[-2:], *[fallen()] * 4],
+        [("divergence", 70, 70), ("recovery", 90, 80), ("collapse", 110, 100)],
+    ),
+    "a look that is not finite, and a fall": (
+        [*RISING, RISING[-1] | {"error": None}, *[fallen()] * 3],
+        [("divergence", 70, 70), ("collapse", 90, 80)],
+    ),
+    "a fall, and a look that is not finite": (
+        [*RISING, *[fallen()] * 2, RISING[-1] | {"error": None}],
+        [("collapse", 80, 70)],
+    ),
     "a slow decline after the rate has dropped": (
         [*[reading(0, 0.45)] * 12, *[reading(0, 0.45 - k / 99, accuracy=0.55 + k / 50, rate=0.01) for k in range(15)]],
         [("robust overfitting", 250, 100)],
@@ -200,6 +179,23 @@ PROBED = {
 @pytest.mark.parametrize(("readings", "expected"), PROBED.values(), ids=PROBED)
 def test_a_monitor_says_of(readings, expected):
     assert judged(readings) == expected
+
+
+def test_a_state_after_one_look_that_was_not_finite_is_again_one_to_go_back_to():
+    monitor = Monitor()
+    seen = []
+    for k, one in enumerate([*RISING, RISING[-1] | {"error": None}, *RISING[-3:]]):
+        monitor.observe(one | {"step": k})
+        seen.append(monitor.healthy)
+    assert seen == [True] * 6 + [False, False, True, True]
+
+
+@pytest.mark.parametrize("name", ["a fall to 0", "most attacked images answered, never robust"])
+def test_training_without_an_attack_never_collapses(name):
+    monitor = Monitor()
+    monitor.attacked = False
+    assert [monitor.observe(one) for one in PROBED[name][0]] == [None] * len(PROBED[name][0])
+    assert monitor.collapsed_since is None
 
 
 REAL = {
@@ -301,7 +297,7 @@ def test_a_verdict_tells_its_reasons_in_numbers():
 )
 def test_a_divergence_says_what_is_not_finite(loss, words):
     verdict = Monitor(2).observe(reading(10, 0.3, error=None, loss=loss))
-    assert verdict.evidence.startswith("E_lin on the probe is not finite")
+    assert verdict.evidence.startswith("E_lin is not finite")
     assert verdict.evidence.endswith(words)
 
 

@@ -12,7 +12,6 @@ from elle.config import Config
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Linearity
 from elle.core.precision import autocast
-from elle.data.registry import find_dataset
 from elle.engine.monitor import Kind, Reading, Verdict
 from elle.engine.probe import IMAGES, CollapseMonitor
 from elle.engine.records import number
@@ -78,13 +77,16 @@ class Guard:
             torch._foreach_copy_([self.tensors[name] for name in now], list(now.values()))
 
     def due(self) -> bool:
-        """Whether it is time for a look; not while eps still grows, for which the network is not yet trained."""
+        """Whether it is time for a look."""
         run, every = self.run, self.every
         # Two looks an epoch are counted from where the phase begins: another has epochs of another length.
         passed = run.done if run.config.probe_every else run.timetable.into_phase(run.done - 1) + 1
-        if not every or passed % every:
-            return False
-        return run.schedule.eps(run.timetable.share(min(run.done, run.total_steps - 1))) == 1
+        return bool(every) and passed % every == 0 and self.tells(run.done)
+
+    def tells(self, step: int) -> bool:
+        """Whether the network after `step` can be judged: not while eps still grows, which it has not yet met."""
+        run = self.run
+        return run.schedule.eps(run.timetable.share(min(step, run.total_steps - 1))) == 1
 
     def latest(self) -> dict[str, float | None]:
         """The means of what the steps since the last look have written down."""
@@ -120,12 +122,16 @@ class Guard:
             self._keep_state()
         return verdict is not None and self._act(verdict, seconds)
 
+    def tell(self, verdict: Verdict) -> None:
+        """Say it in events.jsonl and to whoever watches."""
+        values = dataclasses.asdict(verdict)
+        self.run.files.event(values.pop("kind").replace(" ", "_"), **values)
+        self.run.watcher.judged(verdict)
+        self.run.watcher.said(str(verdict))
+
     def _act(self, verdict: Verdict, seconds: float) -> bool:
         run = self.run
-        values = dataclasses.asdict(verdict)
-        run.files.event(values.pop("kind").replace(" ", "_"), **values)
-        run.watcher.judged(verdict)
-        run.watcher.said(str(verdict))
+        self.tell(verdict)
         if verdict.kind != "collapse":
             return False
         self._keep_both_networks()
@@ -226,7 +232,7 @@ def _monitor(run: Run) -> CollapseMonitor:
     # Spread over the set, which may be sorted by class.
     chosen = torch.linspace(0, len(x) - 1, min(IMAGES, len(x)), device=run.device).long()
     x = x[chosen].contiguous(memory_format=torch.channels_last)
-    return CollapseMonitor(
+    monitor = CollapseMonitor(
         x,
         y[chosen],
         run.config.eps or 0.0,
@@ -235,14 +241,19 @@ def _monitor(run: Run) -> CollapseMonitor:
         # Larger images keep the device busy without a graph, and a graph would hold the memory for them for good.
         graph=run.graphed and x[0, 0].numel() <= 64 * 64,
     )
+    monitor.attacked = run.method.adversarial
+    return monitor
 
 
 def strengthened(method: Method, config: Config) -> Method:
     """ELLE-A added to a method without a penalty; otherwise twice its weight, at twice as many steps (at most all)."""
-    if method.regulariser is not None and method.weight is not None and method.weight.value > 0:
-        before = method.weight
-        rule: Constant | OnOff = dataclasses.replace(before, value=2 * before.value, every=-(-before.every // 2))
-        return dataclasses.replace(method, weight=rule)
-    value = find_dataset(config.data).weight("elle-a", config.eps or 0.0, config.schedule or "")
-    error = Linearity(norm=config.norm, clip=bool(config.clip))
-    return dataclasses.replace(method.with_penalty("elle-a"), regulariser=error, weight=OnOff(value, every=EVERY))
+    before = method.weight
+    if before is None:
+        stronger = method.with_penalty("elle-a")
+        rule: Constant | OnOff = OnOff(config.usual_weight(stronger.name), every=EVERY)
+        error = Linearity(norm=config.norm, clip=bool(config.clip))
+        return dataclasses.replace(stronger, regulariser=error, weight=rule)
+    # Twice nothing is nothing: a penalty at weight 0 gets what it has by default.
+    value = 2 * before.value or config.usual_weight(method.name)
+    rule = dataclasses.replace(before, value=value, every=-(-before.every // 2))
+    return dataclasses.replace(method, weight=rule)

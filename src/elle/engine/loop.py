@@ -279,7 +279,6 @@ class Run:
         last = self.done == self.last_step
         if self.config.eval_every and ((epoch + 1) % self.config.eval_every == 0 or last):
             record |= self.tracking.record()
-        already = self.tracking.collapse()
         self.history.append(record)
         self.files.append("metrics.jsonl", record)
         self.files.append("steps.jsonl", columns(epoch + 1, self.done, rows))
@@ -288,10 +287,10 @@ class Run:
             self.step.position.zero_()
             self.save()
         self.watcher.recorded(record)
-        since = self.tracking.collapse()
-        if not self.guard.every and since is not None and already is None:
-            self.files.event("collapse", step=self.done, epoch=since)
-            self.watcher.said(f"collapse: accuracy under attack has been below half of its best since epoch {since}")
+        if not self.guard.every:
+            verdicts = self.tracking.judged().verdicts
+            if verdicts and verdicts[-1].step == self.done:
+                self.guard.tell(verdicts[-1])
 
     def save(self) -> None:
         """Write a checkpoint, once for all ranks."""

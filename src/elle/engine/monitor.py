@@ -4,7 +4,7 @@ Collapse (catastrophic overfitting): accuracy under a multi-step attack falls be
 while accuracy under the single-step attack of training stays near its own best. A network that never was robust has
 collapsed where it answers attacked images better than clean ones, or three in four of them. A run judged while it
 trains has collapsed when an epoch's looks show that and none between them shows accuracy back above two thirds of its
-best; it has recovered when it is back for an epoch.
+best; it has recovered when it is back for an epoch. A run without looks is judged so by its records.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class Monitor:
 
     def __init__(self, per_epoch: int = 2) -> None:
         self.per_epoch = per_epoch
+        self.attacked = True
+        """Whether training is on attacked images; where it is not there is no attack to learn, and no collapse."""
         self.readings: list[Reading] = []
         self.verdicts: list[Verdict] = []
         """Every verdict so far, oldest first."""
@@ -85,6 +87,11 @@ class Monitor:
             self.verdicts.append(verdict)
             self.condition = None if verdict.kind == "recovery" else verdict.kind
         return verdict
+
+    @property
+    def collapsed_since(self) -> int | None:
+        """The step since which the collapse shows that stands; None where none does."""
+        return self.verdicts[-1].since if self.condition == "collapse" else None
 
     @property
     def healthy(self) -> bool:
@@ -121,18 +128,20 @@ class Monitor:
         self.condition = state["condition"]
 
     def _judge(self) -> Verdict | None:
+        if self.condition == "collapse":  # it stands at a look that is not finite too
+            return None if any(self._not_back()[-self._epoch :]) else self._recovered(self._epoch)
         if _is_diverged(self.readings[-1]):
             return self._diverged()
         low = self._low()
-        if self.condition == "collapse":
-            return None if any(self._not_back()[-self._epoch :]) else self._recovered(self._epoch)
         if self.condition == "constant":
             return None if _is_constant(self.readings[-1]) else self._recovered(1)
-        fall = self._fall(low)
+        fall = self._fall(low) if self.attacked else []
         if fall and fall[-1] is self.readings[-1] and len(fall) >= self._epoch:
             verdict = self._learnt_the_attack(fall) if self._fooled()[-1] else self._collapsed(fall, low)
             if verdict is not None:
                 return verdict
+        if self.condition == "divergence" and not any(map(_is_diverged, self.readings[-self._epoch :])):
+            return self._recovered(self._epoch)
         if self.condition is None and not low[-1]:
             return self._constant() or self._overfitted()
         return None
@@ -161,7 +170,7 @@ class Monitor:
         was_robust = max((one["multi"] for one in earlier), default=0.0) >= _SETTLED * floor
         before = [one["error"] for one in earlier if was_robust and one["error"]]
         most = max(_JUMP * median(before[-10:]) if before else 0.0, _CURVED)
-        return [one["multi"] < least or one["error"] >= most for one in self.readings]
+        return [_is_diverged(one) or one["multi"] < least or one["error"] >= most for one in self.readings]
 
     def _low(self) -> list[bool]:
         """At which readings a fall has not ended: accuracy is below two thirds of its best so far."""
@@ -196,7 +205,7 @@ class Monitor:
         reading = self.readings[-1]
         if self.condition == "divergence":
             return None
-        words = "E_lin on the probe is not finite"
+        words = "E_lin is not finite"
         if reading["loss"] is not None:
             words += f"; the training loss is {reading['loss']:.3g}"
         return Verdict("divergence", reading["step"], reading["step"], words, "high")
@@ -231,6 +240,8 @@ class Monitor:
     def _recovered(self, count: int) -> Verdict:
         reading = self.readings[-1]
         words = f"accuracy under the multi-step attack is back at {reading['multi']:.1%}"
+        if self.condition == "divergence":
+            words = f"E_lin is finite again, at {reading['error']:.1e}"
         return Verdict("recovery", reading["step"], self.readings[-count]["step"], words, "medium")
 
     def _constant(self) -> Verdict | None:
@@ -306,21 +317,3 @@ def _is_diverged(reading: Reading) -> bool:
 
 def _is_constant(reading: Reading) -> bool:
     return bool(reading["clean"] < ABOVE_CHANCE * reading["chance"] and (reading["error"] or 0.0) < _NO_ERROR)
-
-
-def collapse_epoch(single_step: Sequence[float], multi_step: Sequence[float]) -> int | None:
-    """The index at which accuracy under the multi-step attack fell for good, or None.
-
-    Collapsed is: the median of the last three multi-step accuracies (one bad epoch is noise) below half of the best
-    such median so far, while accuracy under the single-step training attack is far above it.
-    """
-    smooth = [median(multi_step[max(0, k - 2) : k + 1]) for k in range(len(multi_step))]
-    collapsed = [
-        level < 0.5 * max(smooth[: k + 1]) and single > level + _GAP
-        for k, (single, level) in enumerate(zip(single_step, smooth, strict=True))
-    ]
-    if not any(collapsed[-1:]):
-        return None
-    first = max((k + 1 for k, bad in enumerate(collapsed) if not bad), default=0)
-    # The median needs two low epochs; the fall itself was the first of them.
-    return first - 1 if multi_step[first - 1] < 0.5 * max(smooth[:first]) else first

@@ -57,14 +57,11 @@ def conclude(run: Run) -> dict[str, Any]:
 
 
 def _collapse_epoch(run: Run) -> int | None:
-    """The epoch of the collapse that stands: the monitor knows, unlike the records, what was undone or has passed."""
-    found = run.tracking.collapse()
-    told = [verdict["since"] for verdict in run.guard.verdicts() if verdict["kind"] == "collapse"]
-    if not told:
-        return found
-    if run.guard.condition != "collapse":
-        return None
-    return run.timetable.place(told[-1] - 1)[0] + 1 if found is None else found
+    """The epoch of the collapse that stands: by the monitor, and by the records only where it does not look."""
+    since = None if run.guard.monitor is None else run.guard.monitor.collapsed_since
+    if since is None and not run.guard.every:
+        since = run.tracking.judged().collapsed_since
+    return None if since is None else run.timetable.place(since - 1)[0] + 1
 
 
 def _final(run: Run) -> dict[str, Any]:

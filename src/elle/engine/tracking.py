@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from elle.config import given
 from elle.core.attacks import Norm
 from elle.core.precision import autocast
-from elle.engine.monitor import collapse_epoch
+from elle.engine.monitor import Monitor
 from elle.engine.records import Record, number
 from elle.evaluation.evaluate import surviving
 from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error
@@ -66,11 +66,25 @@ class Tracking:
         record["eval_seconds"] = round(time.perf_counter() - started, 3)
         return record
 
-    def collapse(self) -> int | None:
-        """The epoch in which the run collapsed for good, as far as its records tell."""
-        multi = next((one.name for one in self.attacks if one.attack is not None and one.attack.steps > 1), None)
-        seen = [record for record in self.run.history if multi in record]
-        if multi is None or not self.run.method.adversarial:
-            return None
-        index = collapse_epoch([record["accuracy"] for record in seen], [record[multi] for record in seen])
-        return None if index is None else int(seen[index]["epoch"])
+    def judged(self) -> Monitor:
+        """What the monitor's rule makes of the records, each a look: for a run in which the monitor does not look."""
+        monitor = Monitor(per_epoch=1)
+        monitor.attacked = self.run.method.adversarial
+        steps = {one.name: one.attack.steps for one in self.attacks if one.attack is not None and one.attack.steps > 1}
+        strongest = max(steps, key=steps.__getitem__, default=None)
+        for record in self.run.history:
+            if strongest in record and self.run.guard.tells(record["step"]):
+                monitor.observe(
+                    {
+                        "step": record["step"],
+                        "clean": record.get("clean", 1.0),  # untracked: no attacked images are answered better
+                        "single": record.get("fgsm", record[strongest]),
+                        "multi": record[strongest],
+                        "error": record["tracked_error"],
+                        "chance": 1 / len(self.run.images.classes),
+                        "loss": record["loss"],
+                        "accuracy": record["accuracy"],
+                        "rate": None,
+                    }
+                )
+        return monitor
