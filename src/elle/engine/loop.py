@@ -276,13 +276,16 @@ class Run:
         if len(rows) < self.steps_per_epoch:
             record["epoch_steps"] = self.steps_per_epoch  # of the whole epoch, which max_steps cuts short
         record["seconds"] = round(self.epoch_seconds, 3)
+        whole = self.timetable.place(self.done)[1] == 0
+        if whole and self.step.scale is not None and (lowered := self.step.scale.rise()) is not None:
+            record["loss_scale"] = lowered
         last = self.done == self.last_step
         if self.config.eval_every and ((epoch + 1) % self.config.eval_every == 0 or last):
             record |= self.tracking.record()
         self.history.append(record)
         self.files.append("metrics.jsonl", record)
         self.files.append("steps.jsonl", columns(epoch + 1, self.done, rows))
-        if self.timetable.place(self.done)[1] == 0:
+        if whole:
             self.epoch_seconds = 0.0
             self.step.position.zero_()
             self.save()

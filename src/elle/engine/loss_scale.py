@@ -9,7 +9,10 @@ _START = 1024.0
 
 
 class LossScale:
-    """One scale for all steps; a step whose gradients overflow is left out, and the scale halved."""
+    """A step whose gradients overflow is left out and the scale halved; every epoch doubles it again, up to its start.
+
+    Without the way back, one bad stretch would cost the small gradients of all the steps behind it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.value = torch.full((), _START, device=device)
@@ -21,3 +24,9 @@ class LossScale:
     def update(self) -> None:
         """Behind a step."""
         self.value.addcmul_(self.value, self.overflow, value=-0.5)
+
+    def rise(self) -> float | None:
+        """Behind an epoch; what the scale had come down to, or None where nothing overflowed of late."""
+        lowered = float(self.value)
+        self.value.mul_(2).clamp_(max=_START)
+        return lowered if lowered < _START else None
