@@ -186,6 +186,23 @@ PROBED = {
         [("constant", 60, 10), ("recovery", 70, 70)],
     ),
     "a look that is not finite": ([*RISING, *[reading(0, 0.0, error=None)] * 3], [("divergence", 70, 70)]),
+    # One image of the probe whose logits overflow makes the mean of all no number.
+    "a look that is not finite among finite ones": (
+        [*RISING, reading(0, 0.36, error=None), RISING[5], RISING[5]],
+        [("divergence", 70, 70), ("recovery", 80, 80)],
+    ),
+    "a look that is not finite before a collapse": (
+        [*RISING, reading(0, 0.36, error=None), *[fallen()] * 4],
+        [("divergence", 70, 70), ("collapse", 90, 80)],
+    ),
+    "a look that is not finite within a collapse": (
+        [*RISING, *[fallen()] * 3, reading(0, 0.36, single=0.9, error=None), *[fallen()] * 3],
+        [("collapse", 80, 70), ("divergence", 100, 100), ("collapse", 120, 110)],
+    ),
+    "a collapse that few steps no longer find after a look that is not finite": (
+        [*RISING, *[fallen()] * 3, reading(0, 0.0, error=None), *[fallen(0.3)] * 3],
+        [("collapse", 80, 70), ("divergence", 100, 100)],
+    ),
     "a slow decline after the rate has dropped": (
         [*[reading(0, 0.45)] * 12, *[reading(0, 0.45 - k / 99, accuracy=0.55 + k / 50, rate=0.01) for k in range(15)]],
         [("robust overfitting", 250, 100)],
@@ -254,6 +271,15 @@ def test_no_state_of_a_run_that_collapses_at_once_is_one_to_go_back_to():
     for one in readings("FGSM at 16/255"):
         monitor.observe(one)
         assert not monitor.healthy
+
+
+def test_a_state_is_one_to_go_back_to_again_when_its_looks_are_finite_again():
+    monitor = Monitor()
+    healthy = []
+    for one in [*RISING, reading(0, 0.36, error=None), RISING[5]]:
+        monitor.observe(one)
+        healthy.append(monitor.healthy)
+    assert healthy[-3:] == [True, False, True]
 
 
 def test_a_collapse_is_not_robust_overfitting_however_long_it_lasts():

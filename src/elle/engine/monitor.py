@@ -128,6 +128,10 @@ class Monitor:
             return None if any(self._not_back()[-self._epoch :]) else self._recovered(self._epoch)
         if self.condition == "constant":
             return None if _is_constant(self.readings[-1]) else self._recovered(1)
+        if self.condition == "divergence" and not low[-1]:
+            # One image whose logits overflow for a look makes E_lin no number; a collapse before it may still stand.
+            most = max(_JUMP * self._usual_error(low), _CURVED)
+            return self._recovered(1) if self.readings[-1]["error"] < most else None
         fall = self._fall(low)
         if fall and fall[-1] is self.readings[-1] and len(fall) >= self._epoch:
             verdict = self._learnt_the_attack(fall) if self._fooled()[-1] else self._collapsed(fall, low)
@@ -161,7 +165,7 @@ class Monitor:
         was_robust = max((one["multi"] for one in earlier), default=0.0) >= _SETTLED * floor
         before = [one["error"] for one in earlier if was_robust and one["error"]]
         most = max(_JUMP * median(before[-10:]) if before else 0.0, _CURVED)
-        return [one["multi"] < least or one["error"] >= most for one in self.readings]
+        return [one["multi"] < least or _is_diverged(one) or one["error"] >= most for one in self.readings]
 
     def _low(self) -> list[bool]:
         """At which readings a fall has not ended: accuracy is below two thirds of its best so far."""
