@@ -359,8 +359,44 @@ def test_slat_without_a_convolution_is_refused_and_named_layers_serve_any_networ
     slat = METHODS["slat"]
     linear = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 4))
     with pytest.raises(InputError, match="the network has no convolution"):
-        slat.check(linear)
+        slat.check(linear, (1, 8, 8))
     named = configured("slat", options={"loss": {"layers": "1"}})
-    named.check(linear)
+    named.check(linear, (1, 8, 8))
     loss, _ = backward(named, linear, *images(8))
     assert math.isfinite(loss)
+
+
+class Unmoved(nn.Module):
+    """A network with layers whose outputs no method can move."""
+
+    def __init__(self):
+        super().__init__()
+        self.listed = nn.ModuleList([nn.Linear(64, 8), nn.Tanh()])
+        self.recurrent, self.head, self.aside = nn.LSTM(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+        self.weights_alone = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        for layer in self.listed:
+            x = layer(x)
+        x = nn.functional.linear(self.recurrent(x)[0], self.weights_alone.weight)
+        self.aside(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        ("listed", "is not called in its forward"),
+        ("weights_alone", "is not called in its forward"),
+        ("recurrent", "gives nothing that leads to its logits"),
+        ("aside", "gives nothing that leads to its logits"),
+    ],
+)
+def test_slat_refuses_a_layer_whose_output_it_could_not_move(layer, why):
+    network = Unmoved()
+    slat = configured("slat", options={"loss": {"layers": f"head,{layer}"}})
+    with pytest.raises(InputError, match=f"^method.loss.layers of slat: the layer '{layer}' of the network {why}; "):
+        slat.check(network, (1, 8, 8))
+    configured("slat", options={"loss": {"layers": "head,listed.0"}}).check(network, (1, 8, 8))
+    assert all(parameter.grad is None for parameter in network.parameters())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from elle.core.attacks import Replay, SignStep, in_eval_mode
@@ -121,11 +122,12 @@ class Method:
             return x_adv, dataclasses.replace(self.loss, penalty=partial(self.loss.penalty, gradient=gradient))
         return self.attack(model, x, y, eps), self.loss
 
-    def check(self, model: nn.Module) -> None:
-        """InputError where it cannot train this network."""
+    def check(self, model: nn.Module, shape: tuple[int, ...]) -> None:
+        """InputError where it cannot train this network on images of this shape."""
         if isinstance(self.loss, LatentStep):
             try:
-                self.loss.modules(model)
+                with in_eval_mode(model):
+                    self.loss.check(model, torch.zeros(2, *shape))
             except ValueError as problem:
                 raise InputError(f"method.loss.layers of {self.name}: {problem}") from None
 

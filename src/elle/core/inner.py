@@ -159,6 +159,30 @@ class LatentStep:
             logits = model(points if self.bounded else points.clamp(0, 1)).float()
         return F.cross_entropy(logits, y), logits
 
+    def check(self, model: nn.Module, x: Tensor) -> None:
+        """ValueError names a layer without an output to move on the way from images to logits: nothing would be moved.
+
+        A list of layers is one, or a layer whose weights alone are used.
+        """
+        modules = self.modules(model)
+        seen: dict[nn.Module, Any] = {}
+
+        def look(module: nn.Module, arguments: Any, output: Any) -> None:
+            seen[module] = output
+
+        with torch.enable_grad(), _hooked(modules, look):
+            total = model(x.detach().requires_grad_()).sum()
+        for name, module in model.named_modules():
+            if module not in modules:
+                continue
+            output = seen.get(module)
+            slope = None
+            if isinstance(output, Tensor) and output.requires_grad:
+                (slope,) = torch.autograd.grad(total, output, retain_graph=True, allow_unused=True)
+            if slope is None:
+                why = "is not called in its forward" if module not in seen else "gives nothing that leads to its logits"
+                raise ValueError(f"the layer {name.removeprefix('network.')!r} of the network {why}; name another")
+
     def modules(self, model: nn.Module) -> list[nn.Module]:
         """The modules whose outputs are moved; ValueError names one that the network does not have."""
         # A network behind a normalising layer has its own names as well, whether a run normalises or not.
