@@ -342,6 +342,9 @@ def configured(
     for layer in [*layers, options or {}]:
         for slot, fields in layer.items():
             method = _with_fields(method, slot, fields)
+    if method.attack is not None and method.attack.norm != norm:
+        own = method.attack.norm
+        raise InputError(f"method.attack.norm={own}: eps, and the evaluation, are in norm={norm}; write norm={own}")
     attacked = method.attack is not None and not isinstance(method.loss, VertexMix)
     if not attacked and getattr(method.regulariser, "form", "") == "2p":
         raise InputError(f"method.regulariser.form=2p needs the attack's points, where {name} does not train")

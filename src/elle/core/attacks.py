@@ -73,6 +73,8 @@ class SignStep:
             if getattr(self, name) not in allowed:
                 words = " or ".join(map(repr, allowed))
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {words}")
+        if self.objective == "kl" and not self.noise:
+            raise ValueError("objective is 'kl', which is 0 at x itself: its gradient there is rounding; give noise")
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, eps: float | Tensor, begin: Tensor | None = None) -> Tensor:
         """Adversarial points for x [B, ...], detached; parameters' `.grad` is not touched.
