@@ -172,6 +172,8 @@ class Replay:
     def __post_init__(self) -> None:
         if self.replays < 1:
             raise ValueError(f"replays is {self.replays}; it must be at least 1")
+        if not 0 <= self.alpha < math.inf:
+            raise ValueError(f"alpha is {self.alpha}; it must be a finite number, 0 or more")
         if self.norm not in _CHOICES["norm"]:
             raise ValueError(f"norm is {self.norm!r}; it must be 'linf' or 'l2'")
 

@@ -27,6 +27,12 @@ Held = Callable[[nn.Module], contextlib.AbstractContextManager[None]]
 _SCALE = 512.0
 
 
+def _check_finite(part: object, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(part, name) < float("inf"):
+            raise ValueError(f"{name} is {getattr(part, name)}; it must be a finite number, 0 or more")
+
+
 @dataclass(frozen=True)
 class Guided:
     """CE + weight * distance(f(x), f(x_adv)), x_adv one step up the same sum from a random corner (GAT, NuAT).
@@ -60,8 +66,7 @@ class Guided:
     def __post_init__(self) -> None:
         if self.distance not in ("softmax", "nuclear"):
             raise ValueError(f"distance is {self.distance!r}; it must be 'softmax' or 'nuclear'")
-        if not 0 <= self.weight < float("inf"):
-            raise ValueError(f"weight is {self.weight}; it must be a finite number, 0 or more")
+        _check_finite(self, "weight", "start", "alpha", "late")
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, eps: float | Tensor, when: When
@@ -134,6 +139,9 @@ class LatentStep:
     """Hold images and activations to each channel's own range in each image, as that code does, instead of [0, 1]."""
     layers: str = ""
     """Names of modules, with commas; none: the first convolution and the first stage, as published."""
+
+    def __post_init__(self) -> None:
+        _check_finite(self, "alpha", "latent")
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, eps: float | Tensor, when: When
@@ -257,6 +265,7 @@ class Bilevel:
     def __post_init__(self) -> None:
         if not 0 < self.weight < float("inf"):
             raise ValueError(f"weight is {self.weight}; it must be a finite number above 0")
+        _check_finite(self, "rate")
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}; it must be at least 1")
 
@@ -299,9 +308,7 @@ class WorstGap:
     """Weight of the slope beside the gap."""
 
     def __post_init__(self) -> None:
-        for name in ("nominal", "weight", "slope"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be a finite number, 0 or more")
+        _check_finite(self, "nominal", "weight", "slope", "rate")
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}; it must be at least 1")
 
