@@ -227,6 +227,12 @@ def test_a_key_without_a_value_is_refused(word):
         parse_words([word])
 
 
+def test_lambda_is_written_in_one_way():
+    """Written in another, a model card and `elle tune` would name a lambda that was not trained with."""
+    with pytest.raises(InputError, match=r"^method\.weight\.value=5 is lambda, .*; write weight=5$"):
+        load_config(["method=elle", "method.weight.value=5"])
+
+
 @pytest.mark.parametrize("method", ["fgsm", "gradalign", "n-fgsm"])
 def test_a_weight_for_a_method_without_the_penalty_is_refused(method):
     with pytest.raises(InputError, match=f"leave it out, or train with {method}\\+elle-a"):

@@ -292,7 +292,7 @@ def test_gradalign_takes_the_gradient_at_the_image_once_and_loses_nothing(norm):
     torch.testing.assert_close(*outcomes, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("fields", [{"noise": 1}, {"steps": 2}, {"agree": 3}, {"eval_mode": True}, {"objective": "kl"}])
+@pytest.mark.parametrize("fields", [{"noise": 1}, {"steps": 2}, {"agree": 3}, {"eval_mode": True}])
 def test_gradalign_takes_its_own_gradient_where_the_attack_s_is_another(fields):
     method = configured("gradalign", options={"attack": fields})
     assert method.attacked(conv_net(), *images(4), EPS)[1] is method.loss
@@ -322,7 +322,18 @@ BAD_WORDS = [
     ("free method.attack.replays=1.5", "method.attack.replays=1.5"),
     ("free method.attack.steps=3", "method.attack has replays, alpha, clip, norm"),
     ("free method.attack.norm=l1", "norm is 'l1'"),
+    ("free method.attack.norm=l2", "method.attack.norm=l2: eps, and the evaluation, are in norm=linf; write norm=l2"),
+    ("trades method.attack.noise=0", "objective is 'kl'"),
+    ("fgsm method.attack.objective=kl", "its gradient there is rounding; give noise"),
     ("gat method.loss.weight=-1", "weight is -1"),
+    ("free method.attack.alpha=-1", "alpha is -1"),
+    ("gat method.loss.alpha=-1", "alpha is -1"),
+    ("nuat method.loss.late=nan", "late is nan"),
+    ("slat method.loss.latent=-1.8", "latent is -1.8"),
+    ("fast-bat method.loss.rate=-1", "rate is -1"),
+    ("llr-original method.loss.rate=inf", "rate is inf"),
+    ("advmixup method.loss.gamma=-2", "gamma is -2"),
+    ("subspace method.subspace.rate=0", "rate is 0"),
     ("gat method.loss.clean=1", "method.loss.clean=1"),
     ("gat method.loss.distance=2", "distance is 2"),
     ("nuat method.loss.distance=l2", "distance is 'l2'"),
@@ -359,8 +370,44 @@ def test_slat_without_a_convolution_is_refused_and_named_layers_serve_any_networ
     slat = METHODS["slat"]
     linear = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 4))
     with pytest.raises(InputError, match="the network has no convolution"):
-        slat.check(linear)
+        slat.check(linear, (1, 8, 8))
     named = configured("slat", options={"loss": {"layers": "1"}})
-    named.check(linear)
+    named.check(linear, (1, 8, 8))
     loss, _ = backward(named, linear, *images(8))
     assert math.isfinite(loss)
+
+
+class Unmoved(nn.Module):
+    """A network with layers whose outputs no method can move."""
+
+    def __init__(self):
+        super().__init__()
+        self.listed = nn.ModuleList([nn.Linear(64, 8), nn.Tanh()])
+        self.recurrent, self.head, self.aside = nn.LSTM(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+        self.weights_alone = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        for layer in self.listed:
+            x = layer(x)
+        x = nn.functional.linear(self.recurrent(x)[0], self.weights_alone.weight)
+        self.aside(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        ("listed", "is not called in its forward"),
+        ("weights_alone", "is not called in its forward"),
+        ("recurrent", "gives nothing that leads to its logits"),
+        ("aside", "gives nothing that leads to its logits"),
+    ],
+)
+def test_slat_refuses_a_layer_whose_output_it_could_not_move(layer, why):
+    network = Unmoved()
+    slat = configured("slat", options={"loss": {"layers": f"head,{layer}"}})
+    with pytest.raises(InputError, match=f"^method.loss.layers of slat: the layer '{layer}' of the network {why}; "):
+        slat.check(network, (1, 8, 8))
+    configured("slat", options={"loss": {"layers": "head,listed.0"}}).check(network, (1, 8, 8))
+    assert all(parameter.grad is None for parameter in network.parameters())

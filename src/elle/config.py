@@ -175,6 +175,13 @@ class Config(BaseModel):
                 raise ValueError(f"{self.spelled('phases')} means {key}={value}; leave {key} out")
         return self
 
+    @model_validator(mode="after")
+    def _one_lambda(self) -> Config:
+        if "value" in self.options.get("weight", {}):  # reports, cards and `elle tune` know lambda by its key
+            value = self.options["weight"]["value"]
+            raise ValueError(f"method.weight.value={value} is lambda, which has a key of its own; write weight={value}")
+        return self
+
     def resolved(self) -> Config:
         """This configuration with every open value filled in from its schedule and its dataset's row."""
         dataset = find_dataset(self.data)

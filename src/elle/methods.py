@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from elle.core.attacks import Replay, SignStep, in_eval_mode
@@ -121,11 +122,12 @@ class Method:
             return x_adv, dataclasses.replace(self.loss, penalty=partial(self.loss.penalty, gradient=gradient))
         return self.attack(model, x, y, eps), self.loss
 
-    def check(self, model: nn.Module) -> None:
-        """InputError where it cannot train this network."""
+    def check(self, model: nn.Module, shape: tuple[int, ...]) -> None:
+        """InputError where it cannot train this network on images of this shape."""
         if isinstance(self.loss, LatentStep):
             try:
-                self.loss.modules(model)
+                with in_eval_mode(model):
+                    self.loss.check(model, torch.zeros(2, *shape))
             except ValueError as problem:
                 raise InputError(f"method.loss.layers of {self.name}: {problem}") from None
 
@@ -340,6 +342,9 @@ def configured(
     for layer in [*layers, options or {}]:
         for slot, fields in layer.items():
             method = _with_fields(method, slot, fields)
+    if method.attack is not None and method.attack.norm != norm:
+        own = method.attack.norm
+        raise InputError(f"method.attack.norm={own}: eps, and the evaluation, are in norm={norm}; write norm={own}")
     attacked = method.attack is not None and not isinstance(method.loss, VertexMix)
     if not attacked and getattr(method.regulariser, "form", "") == "2p":
         raise InputError(f"method.regulariser.form=2p needs the attack's points, where {name} does not train")

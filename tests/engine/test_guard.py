@@ -334,6 +334,17 @@ def test_the_guard_never_loops_forever(settings, tmp_path, collapsing):
         train(settings("epochs=3", "on_collapse=rollback"), resume=True)
 
 
+def test_the_last_stop_leaves_the_rule_of_the_penalty_as_the_last_rollback_made_it(settings, tmp_path, collapsing):
+    """Not that of the steps undone: the healthy state is older than the penalty."""
+    collapsing(*range(3, 100))
+    with pytest.raises(WorkError, match=f"stopped after {MAX_ROLLBACKS} rollbacks"):
+        train(settings("epochs=3", "on_collapse=rollback"))
+    *_, before, last = (one for one in lines(tmp_path / "run" / "events.jsonl") if one["event"] == "rollback")
+    stopped, _ = checkpoint.load_checkpoint(checkpoint.checkpoints(tmp_path / "run")[-1])
+    assert last["weight"] == before["weight"] == stopped["rule.weight"]
+    assert stopped["rule.count"] == stopped["rule.mean"] == 0
+
+
 def test_a_run_whose_healthy_state_was_not_kept_says_so(settings, collapsing):
     collapsing(3, 4)
     train(settings("epochs=3", "max_steps=27"))
@@ -454,7 +465,7 @@ def test_a_rollback_goes_on_at_the_weight_that_the_stronger_method_has_by_defaul
     [
         (["method=elle", "weight=20000"], Constant(40_000)),
         (["method=elle-a", "weight=30000", "method.weight.every=3"], OnOff(60_000, every=2)),
-        (["method=n-fgsm+elle-a", "method.weight.value=9000"], OnOff(18_000)),
+        (["method=n-fgsm+elle-a", "weight=9000"], OnOff(18_000)),
         (["method=elle", "weight=0"], Constant(1_000)),
         (["method=elle-a", "weight=0", "method.weight.decay=0.9"], OnOff(4_000, decay=0.9)),
     ],

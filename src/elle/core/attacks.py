@@ -73,6 +73,8 @@ class SignStep:
             if getattr(self, name) not in allowed:
                 words = " or ".join(map(repr, allowed))
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {words}")
+        if self.objective == "kl" and not self.noise:
+            raise ValueError("objective is 'kl', which is 0 at x itself: its gradient there is rounding; give noise")
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, eps: float | Tensor, begin: Tensor | None = None) -> Tensor:
         """Adversarial points for x [B, ...], detached; parameters' `.grad` is not touched.
@@ -170,6 +172,8 @@ class Replay:
     def __post_init__(self) -> None:
         if self.replays < 1:
             raise ValueError(f"replays is {self.replays}; it must be at least 1")
+        if not 0 <= self.alpha < math.inf:
+            raise ValueError(f"alpha is {self.alpha}; it must be a finite number, 0 or more")
         if self.norm not in _CHOICES["norm"]:
             raise ValueError(f"norm is {self.norm!r}; it must be 'linf' or 'l2'")
 

@@ -27,6 +27,12 @@ Held = Callable[[nn.Module], contextlib.AbstractContextManager[None]]
 _SCALE = 512.0
 
 
+def _check_finite(part: object, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(part, name) < float("inf"):
+            raise ValueError(f"{name} is {getattr(part, name)}; it must be a finite number, 0 or more")
+
+
 @dataclass(frozen=True)
 class Guided:
     """CE + weight * distance(f(x), f(x_adv)), x_adv one step up the same sum from a random corner (GAT, NuAT).
@@ -60,8 +66,7 @@ class Guided:
     def __post_init__(self) -> None:
         if self.distance not in ("softmax", "nuclear"):
             raise ValueError(f"distance is {self.distance!r}; it must be 'softmax' or 'nuclear'")
-        if not 0 <= self.weight < float("inf"):
-            raise ValueError(f"weight is {self.weight}; it must be a finite number, 0 or more")
+        _check_finite(self, "weight", "start", "alpha", "late")
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, eps: float | Tensor, when: When
@@ -135,6 +140,9 @@ class LatentStep:
     layers: str = ""
     """Names of modules, with commas; none: the first convolution and the first stage, as published."""
 
+    def __post_init__(self) -> None:
+        _check_finite(self, "alpha", "latent")
+
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, eps: float | Tensor, when: When
     ) -> tuple[Tensor, Tensor]:
@@ -158,6 +166,30 @@ class LatentStep:
         with _hooked(modules, move):
             logits = model(points if self.bounded else points.clamp(0, 1)).float()
         return F.cross_entropy(logits, y), logits
+
+    def check(self, model: nn.Module, x: Tensor) -> None:
+        """ValueError names a layer without an output to move on the way from images to logits: nothing would be moved.
+
+        A list of layers is one, or a layer whose weights alone are used.
+        """
+        modules = self.modules(model)
+        seen: dict[nn.Module, Any] = {}
+
+        def look(module: nn.Module, arguments: Any, output: Any) -> None:
+            seen[module] = output
+
+        with torch.enable_grad(), _hooked(modules, look):
+            total = model(x.detach().requires_grad_()).sum()
+        for name, module in model.named_modules():
+            if module not in modules:
+                continue
+            output = seen.get(module)
+            slope = None
+            if isinstance(output, Tensor) and output.requires_grad:
+                (slope,) = torch.autograd.grad(total, output, retain_graph=True, allow_unused=True)
+            if slope is None:
+                why = "is not called in its forward" if module not in seen else "gives nothing that leads to its logits"
+                raise ValueError(f"the layer {name.removeprefix('network.')!r} of the network {why}; name another")
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
         """The modules whose outputs are moved; ValueError names one that the network does not have."""
@@ -233,6 +265,7 @@ class Bilevel:
     def __post_init__(self) -> None:
         if not 0 < self.weight < float("inf"):
             raise ValueError(f"weight is {self.weight}; it must be a finite number above 0")
+        _check_finite(self, "rate")
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}; it must be at least 1")
 
@@ -275,9 +308,7 @@ class WorstGap:
     """Weight of the slope beside the gap."""
 
     def __post_init__(self) -> None:
-        for name in ("nominal", "weight", "slope"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be a finite number, 0 or more")
+        _check_finite(self, "nominal", "weight", "slope", "rate")
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}; it must be at least 1")
 

@@ -87,6 +87,8 @@ class VertexMix:
         for name in ("at_image", "at_vertex"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be a probability from 0 to 1")
+        if not 0 <= self.gamma < float("inf"):
+            raise ValueError(f"gamma is {self.gamma}; it must be a finite number, 0 or more")
 
     def __call__(
         self, model: Model, x: Tensor, y: Tensor, x_adv: Tensor, eps: float | Tensor, when: When | None = None

@@ -34,6 +34,8 @@ class Subspace:
             raise ValueError(f"until is {self.until}; it must be a share between 0 and 1")
         if not 1 <= self.dimension < self.samples:
             raise ValueError(f"dimension is {self.dimension}; it must be at least 1 and below samples={self.samples}")
+        if not 0 < self.rate < float("inf"):
+            raise ValueError(f"rate is {self.rate}; it must be a finite number above 0")
 
     def start(self, model: nn.Module) -> State:
         """An empty basis: zero rows, none of them sampled; and the buffers, to go back to with the first sample."""

@@ -175,6 +175,7 @@ class Guard:
             self.strengthened_at = run.done
         if run.timetable.place(run.done)[1] == 0:
             run.step.position.zero_()
+        self._keep_state()  # with the rule of now: a stop that comes next goes back to the start of this one
         readings = self.monitor.forget(run.done)
         weight = None if method.weight is None else method.weight.value
         known = {"undone_from": at, "method": method.name, "weight": weight, "records": dropped, "probes": readings}

@@ -139,7 +139,7 @@ def _network(config: Config, images: ImageSet, method: Method, device: torch.dev
         check_model(model, name, (channels, size, size), len(images.classes))
     if ":" in name:
         _check_trainable(model, name, (channels, height, width))
-    method.check(model)
+    method.check(model, (channels, height, width))
     model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     # The same by their seed; a network of the user's may draw elsewhere.
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
