@@ -174,7 +174,9 @@ def test_log_ticks_lie_on_the_axis_and_increase(values: list[float]) -> None:
 
 
 def test_ticks_are_the_ones_a_person_would_choose() -> None:
-    assert linear_axis([0.1, 0.45], percent=True).labels == ("0%", "20%", "40%", "60%", "80%", "100%")
+    assert linear_axis([0.1, 0.95], percent=True).labels == ("0%", "20%", "40%", "60%", "80%", "100%")
+    assert linear_axis([0.12, 0.18], percent=True).labels == ("0%", "5%", "10%", "15%", "20%")  # lines at a large eps
+    assert linear_axis([0.0], percent=True).labels == ("0%", "1%", "2%", "3%", "4%", "5%")
     assert linear_axis([0, 30]).labels == ("0", "10", "20", "30")
     assert linear_axis([1, 40], tight=True, whole=True).labels == ("10", "20", "30", "40")
     assert linear_axis([1, 3], tight=True, whole=True).labels == ("1", "2", "3")
@@ -182,6 +184,15 @@ def test_ticks_are_the_ones_a_person_would_choose() -> None:
     powers = ("10\u207b\u2074", "10\u207b\u00b3", "10\u207b\u00b2", "10\u207b\u00b9")
     assert log_axis([1e-4, 1e-1]).labels == powers
     assert log_axis([0.012, 0.05]).labels == ("0.01", "0.02", "0.05")
+
+
+def test_a_leader_over_the_plot_does_not_pass_for_a_line() -> None:
+    """A method that was measured at the first radius only, and one at both."""
+    early, late = Series("pgd-10", [16, 26], [0.25, None]), Series("elle", [16, 26], [0.18, 0.12])
+    other = Series("elle-a", [16, 26], [0.18, 0.12])  # its name is moved aside
+    leaders = [path for path in parse(draw(chart(early, late, other))).iter(SVG + "path")
+               if "leader" in path.attrib["class"]]  # fmt: skip
+    assert sorted("stroke-dasharray" in path.attrib for path in leaders) == [False, True]
 
 
 numbers = st.none() | st.floats() | st.integers() | st.sampled_from([0.0, 1e-140, 1e140, 5e-324, 1.7e308, 10**400])

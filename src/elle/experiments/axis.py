@@ -31,7 +31,7 @@ def linear_axis(values: Sequence[float], *, tight: bool = False, percent: bool =
     """Ticks at multiples of 1, 2, 2.5 or 5, of integers if `whole`; the ends are ticks unless `tight`."""
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if percent:
-        low, high = min(low, 0.0), max(high, 1.0)
+        low, high = min(low, 0.0), max(high, 0.05)
     elif not tight and 0 < low <= high / 2:
         low = 0.0
     size = max(abs(low), abs(high))

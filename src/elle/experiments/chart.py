@@ -100,7 +100,7 @@ def draw(chart: Chart, names: Sequence[str] = ()) -> str:
     points = [point for _, _, runs in lines for run in runs for point in run]
     x_axis, y_axis = _axes(chart, points, [edge for _, edges in bands for edge in edges], [x for x, _ in marks])
     left = max(map(len, y_axis.labels)) * GLYPH + 12
-    right = WIDTH - (longest * GLYPH + 14 if direct and labels else 24)
+    right = WIDTH - (longest * GLYPH + 26 if direct and labels else 24)
     y_label = _axis_label(chart.y_label, y_axis)
     placed, rows = _place_marks(marks, Plot(x_axis, y_axis, left, right, 0.0), len(y_label) * GLYPH)
     plot = Plot(x_axis, y_axis, left, right, rows * ROW + 12)
@@ -292,15 +292,18 @@ def _direct_legend(labels: Labels, plot: Plot) -> tuple[list[str], float]:
         if name in ends:
             start = plot.x(ends[name][0]), plot.y(ends[name][1])
             if math.dist(start, (plot.right, y)) > 2:
-                parts.append(_leader(index, start, (plot.right + 9, y)))
-        parts.append(text_at(plot.right + 12, y + 4.5, name))
+                parts.append(_leader(index, start, (plot.right + 9, y), over_the_plot=start[0] < plot.right - 2))
+            parts.append(_dot(index, plot.right + 14, y))
+        parts.append(text_at(plot.right + 24, y + 4.5, name))
     return parts, plot.bottom + 2 * ROW + 8
 
 
-def _leader(index: int, start: Point, end: Point) -> str:
+def _leader(index: int, start: Point, end: Point, over_the_plot: bool) -> str:
+    """From the end of a line to its name; over the plot in dots, or it would pass for more of the line."""
     colour = index % len(COLOURS)
     path = f"M{start[0]:.1f} {start[1]:.1f}L{end[0]:.1f} {end[1]:.1f}"
-    style = f'stroke="{COLOURS[colour][0]}" stroke-opacity="0.5"'
+    dots = ' stroke-dasharray="1 5"' if over_the_plot else ""
+    style = f'stroke="{COLOURS[colour][0]}" stroke-opacity="0.5"{dots}'
     return f'<path class="leader c{colour}" fill="none" {style} d="{path}"/>'
 
 
