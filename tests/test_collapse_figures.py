@@ -58,6 +58,24 @@ def test_the_figures_of_recovery_are_what_was_measured():
             assert f"{times} its time" in readme
 
 
+def test_the_accuracy_that_came_back_after_a_collapse_is_what_was_measured():
+    (file,) = (ROOT / "benchmarks" / "results").glob("recovery-*.json")
+    (run,) = (run for run in json.loads(file.read_text())["runs"] if run["run"] == "plain-8-255")
+    fall, back = (next(one for one in run["events"] if one["event"] == kind) for kind in ("collapse", "recovery"))
+    assert back["since"] - fall["since"] == 7 * 382
+    text = " ".join((ROOT / "docs" / "collapse.md").read_text().split())
+    share = re.search(r"back at ([\d.]+)%", back["evidence"])[1]
+    assert f"seven epochs after its collapse, had {float(share):.0f} % under three steps of PGD again" in text
+    assert f"ended at {100 * run['accuracy']['pgd-20']:.1f} % under PGD-20 (`{run['run']}`" in text
+
+
+def test_the_epochs_that_the_page_on_methods_corrects_are_those_of_the_looks():
+    epochs = {run["run"]: -(-(run["detected_step"] or 0) // run["steps_per_epoch"]) for run in MEASURED["runs"]}
+    text = " ".join((ROOT / "docs" / "methods.md").read_text().split())
+    first, second = (epochs[f"{name}-eps16-255-seed0"] for name in ("fgsm", "advmixup-single"))
+    assert f"that of `fgsm` is reported in epoch {first} and that of `advmixup-single` in epoch {second} (" in text
+
+
 def test_the_monitor_s_cost_is_what_was_measured():
     (file,) = (ROOT / "benchmarks" / "results").glob("recovery-*.json")
     seconds = {run["run"]: f"{run['median_epoch_seconds']:.3f}" for run in json.loads(file.read_text())["runs"]}

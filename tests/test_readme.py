@@ -5,6 +5,7 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from elle import cli
 from elle.config import load_config
 from elle.methods import METHODS
+from elle.models.registry import MODELS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -129,6 +131,9 @@ def test_the_rehearsal_is_what_was_measured():
     assert f"after {measured['resumed_at_step']} of {measured['steps']} steps" in page
     clean, attacked = (f"{100 * measured['accuracy'][name]:.1f} %" for name in ("clean", "pgd-50-10"))
     assert f"{clean} of the 16 classes' images right, {attacked} under PGD-50-10" in page
+    images = measured["training_images"]
+    steady = sum(phase["epochs"] * images / phase["images_per_second"] for phase in measured["phases"])
+    assert f"training would take {steady:.0f} s. It took {measured['train_seconds']:.0f}," in page
 
 
 def test_the_results_table_is_what_was_measured(monkeypatch):
@@ -143,6 +148,112 @@ def test_the_table_of_steps_is_what_was_measured():
         epoch = row["ms"] * 382 / 1000  # steps of 128 in the 49,000 images that are trained on
         numbers = [f"{row['ms']:.2f}", f"{epoch:.2f}", f"{row['tflops']:.0f}", f"{row['peak_mib']:.0f}"]
         assert f"| `{row['method']}` | {row['passes']} | {' | '.join(numbers)} | {row['ratio']:.2f} |" in page
+
+
+def of_h200(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / f"benchmarks/results/{name}-nvidia-h200-torch2.11.0.json").read_text())
+    return found
+
+
+def words_of(page: str) -> str:
+    return " ".join((ROOT / page).read_text().split())
+
+
+def times(name: str) -> dict[str, dict[str, Any]]:
+    return {row["method"]: row for row in of_h200(f"bench-{name}")["rows"]}
+
+
+def test_epochs_in_the_readme_are_those_of_the_table_of_steps():
+    steps = {name: row["ms"] for name, row in times("preact-resnet18").items()}
+    seconds = {name: f"{ms * 382 / 1000:.1f} s" for name, ms in steps.items()}
+    assert seconds["fgsm"] == seconds["n-fgsm"]
+    text = words_of("README.md")
+    assert f"of `fgsm` and of `n-fgsm` takes {seconds['fgsm']}, of `elle-a` {seconds['elle-a']} (" in text
+    assert f"an epoch of `elle-a` takes {steps['elle-a'] / steps['fgsm']:.1f} times one of `fgsm`" in text
+
+
+def test_parts_of_a_step_took_what_the_page_on_speed_says():
+    text, parts = words_of("docs/speed.md"), of_h200("step-parts")
+    (fgsm,), (elle,) = (parts["small_work"][-1][name] for name in ("fgsm", "elle"))
+    told = f"`fgsm` takes {fgsm:.2f} ms and {fgsm * 0.382:.2f} s, `elle` {elle:.2f} ms and {elle * 0.382:.2f} s"
+    assert told in text
+    fgsm, elle = ([row[name] for row in parts["kernels"]] for name in ("fgsm", "elle"))
+    epochs = f"{fgsm[0] * 0.382:.2f} and {elle[0] * 0.382:.2f} s"
+    assert f"{fgsm[0]:.2f} and {elle[0]:.2f} ms on another one, {epochs}" in text
+    without = ("the first convolution's, ", "the update's, and ", "the sums at forks; ")
+    told = "".join(f"{ms:.2f} without {part}" for ms, part in zip(fgsm[1:], without, strict=True))
+    assert f"an FGSM step took {fgsm[0]:.2f} ms, {told}" in text
+    assert "ELLE {:.2f}, {:.2f}, {:.2f} and {:.2f}.".format(*elle) in text
+    beside = {row["part"]: row for row in parts["streams"]}
+    gradients, penalty = (beside[name] for name in ("weight gradients beside", "penalty's passes beside"))
+    assert f"FGSM takes {beside['both']['fgsm']:.2f} ms so, {penalty['fgsm']:.2f} in a row" in text
+    assert f"ELLE takes {penalty['elle']:.2f} ms so, {gradients['elle']:.2f} with the first instead" in text
+    start = parts["start_s"]
+    assert f"max_steps=5`): {start['again'][0]:.0f} s, and {start['empty cache']} s the first time" in text
+
+
+def test_other_steps_took_what_the_page_on_speed_says():
+    text, plain, low = words_of("docs/speed.md"), times("preact-resnet18"), times("preact-resnet18-low")
+    ms = times("preact-resnet18-measured")["elle-a"]["ms"]
+    assert f"is only measured (see below) takes {ms:.2f} ms, {ms * 0.382:.2f} s an epoch" in text
+    wide, large = times("wide-resnet-28-10"), times("resnet50")
+    told = [f"`{name}` {wide[name]['ms']:.1f} ms ({wide[name]['tflops']:.0f}" for name in ("fgsm", "elle")]
+    assert f"{told[0]} TFLOP/s) and {told[1]})" in text
+    told = [
+        f"`{name}` {row['ms']:.1f} ms ({row['images_per_second']:,} images/s, {row['tflops']:.0f}"
+        for name, row in large.items()
+    ]
+    assert f"{told[0]} TFLOP/s) and {told[1]})" in text
+    fgsm, elle = (low[name]["peak_mib"] for name in ("fgsm", "elle"))
+    assert f"takes {elle:.0f} MiB, {elle / fgsm:.2f} times FGSM's {fgsm:.0f} " in text
+    assert f"(plain ELLE: {plain['elle']['peak_mib']:.0f}), and {low['elle']['ms']:.1f} ms" in text
+    steps = {(row["method"], row["setting"]): row["ms"] for row in of_h200("normalisation")["steps"]}
+    fused, off = ([steps[name, f"fused={way}"] for name in ("fgsm", "elle")] for way in ("auto", "off"))
+    assert f"took {fused[0]:.2f} ms instead of {off[0]:.2f}, ELLE {fused[1]:.2f} instead of {off[1]:.2f} (" in text
+    before = times("preact-resnet18-fused-off")["cure"]["ms"]
+    assert f"a CURE step takes {plain['cure']['ms']:.1f} ms with them on an H200 and took {before:.1f} before" in text
+
+
+def test_the_limits_of_resnet50_are_those_of_its_kernels():
+    kernels = of_h200("bench-resnet50")["rows"][0]["kernels"]
+    ours = ("add_gradients", "write_gradient", "write_normalised", "add_statistics")
+    norm = sum(one["ms"] for one in kernels if one["kernel"] in ours)
+    products = sum(one["ms"] for one in kernels if re.match(r"sm90_xmma|nvjet|void cutlass", one["kernel"]))
+    speed = 5 * MODELS["resnet50"].gflop * 128 / products
+    claim = f"convolutions and products take {products:.1f} ({speed:.0f} TFLOP/s) and BatchNorm with ReLU {norm:.1f} ("
+    assert claim in words_of("docs/speed.md")
+
+
+def test_the_times_of_networks_and_loading_are_what_was_measured():
+    rows = {(row["model"], row["batch"]): row for row in of_h200("networks")["rows"]}
+    text = words_of("docs/networks.md")
+    for name, verb in (("preact-resnet18", " takes"), ("wide-resnet-28-10", "")):
+        row = rows[name, 128]
+        told = f"{row['forward_backward_ms']:.1f} ms ({row['forward_backward_tflops']:.0f} TFLOP/s)"
+        assert f"of `{name}`{verb} {told}" in text
+    batch = of_h200("augmentation")
+    assert f"takes {batch['batch_ms']:.2f} ms, {100 * batch['share']:.1f} % of an FGSM step" in text
+    of_batches = [f"{rows['preact-resnet18', batch]['forward_backward_ms']:.2f}" for batch in (128, 512, 1024)]
+    assert f"({of_batches[0]}, {of_batches[1]} and {of_batches[2]} ms for" in words_of("docs/scaling.md")
+    assert f"in {of_h200('loading')['median_seconds']:.2f} s once cached" in words_of("docs/data.md")
+
+
+def test_the_result_to_check_is_the_one_that_is_kept():
+    attacks = json.loads((ROOT / "results/digits-n-fgsm+elle-a/evaluation.json").read_text())["attacks"]
+    clean, attacked = (f"{100 * attacks[name]['accuracy']:.1f} %" for name in ("clean", "pgd-20"))
+    assert f"{clean} clean and {attacked} under PGD-20" in words_of("docs/sweeps.md")
+
+
+def test_the_times_of_both_engines_are_what_was_measured():
+    (alone,) = (run for run in of_h200("autoattack")["runs"] if run["of"] == 2500)
+    text, seconds = words_of("docs/autoattack.md"), {}
+    for name, parts in alone["found"]["engines"].items():
+        seconds[name] = sum(part["seconds"] for part in parts.values())
+        cells = [f"{part['seconds']:.1f}" for part in parts.values()]
+        assert f"| `{name}` | {' | '.join(cells)} |" in text
+        assert f"both {parts['square']['standing'] / 25:.2f} %" in text
+    ours, theirs = seconds["fast"], seconds["reference"]
+    assert f"**{ours:.1f} s and {theirs:.1f} s, {theirs / ours:.1f} times faster**" in text
 
 
 def test_the_table_of_both_engines_is_what_was_measured():
