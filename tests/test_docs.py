@@ -154,11 +154,12 @@ def test_every_example_of_a_help_page_parses():
         check_command(shlex.split(example[1]))
 
 
-def test_the_recipe_of_the_page_loads(tmp_path):
+def test_the_recipe_of_the_page_could_be_run(tmp_path, elle):
     (text,) = (text for language, text in FENCED.findall(PAGES["docs/recipes.md"]) if language == "toml")
     (tmp_path / "mine.toml").write_text(text)
     recipe = load_recipe(tmp_path / "mine.toml")
     assert (len(recipe.runs(1)), len(recipe.expected)) == (8, 4)
+    assert elle("sweep", str(tmp_path / "mine.toml"), "--dry-run").code == 0
 
 
 def test_the_table_of_metrics_names_each_of_them():

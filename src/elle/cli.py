@@ -211,15 +211,15 @@ def plot(
     Example: elle plot runs/a runs/b --out page.html
     """
     from elle.experiments.figure import write_figures
-    from elle.experiments.pictures import unique_names, write_pictures
-    from elle.experiments.rundir import open_run
+    from elle.experiments.pictures import write_pictures
+    from elle.experiments.rundir import open_runs, unique_names
 
     check_file_name(out, ".html")
     if (before is None) != (after is None):
         raise InputError("--before and --after belong together; give a checkpoint of the run for each")
-    if before is not None and len(directories) > 1:
+    runs = open_runs(directories)
+    if before is not None and len(runs) > 1:
         raise InputError("--before and --after are checkpoints of one run; give that run alone")
-    runs = [open_run(directory) for directory in directories]
     if before is None and not any(run.records or run.probes for run in runs):
         raise InputError(
             f"there is nothing to draw yet: {runs[0].path} has no record of an epoch, nor a look at a probe"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elle.cli_options import AsJson
-from elle.errors import InputError, Interrupted, WorkError
+from elle.errors import InputError, Interrupted, WorkError, nearest
 from elle.printing import print_json, print_table
 
 if TYPE_CHECKING:
@@ -95,9 +96,12 @@ def _check_recipe(recipe: Recipe, configs: list[Config]) -> None:
     try:
         _check_trainable(configs)
         _check_metrics("expected", {one.metric for one in recipe.expected})
-        if recipe.figure.get("kind", "table") in ("table", "lines", "bars"):  # others draw columns of a run's records
-            asked = recipe.figure.get("metric", [])
-            _check_metrics("[figure]: metric", {asked} if isinstance(asked, str) else set(asked))
+        kind, metrics, curves = (recipe.figure.get(key, []) for key in ("kind", "metric", "curves"))
+        if kind in ([], "table", "lines", "bars"):  # others draw columns of a run's records
+            _check_metrics("[figure]: metric", {metrics} if isinstance(metrics, str) else set(metrics))
+        if kind != "steps":
+            key, columns = ("metric", metrics) if kind == "curves" else ("curves", curves)
+            _check_columns(f"[figure]: {key}", [columns] if isinstance(columns, str) else columns, recipe.runs(1))
     except InputError as problem:
         raise InputError(f"recipe {recipe.name}: {problem}") from None
 
@@ -197,6 +201,20 @@ def _check_metrics(where: str, names: set[str]) -> None:
             parse_attacks(name.removeprefix(VALIDATION))
         except InputError as problem:
             raise InputError(f"{where} {name}: {problem}; or {', '.join(TIMES)}") from None
+
+
+def _check_columns(where: str, names: list[str], configs: list[Config]) -> None:
+    """A column that no run records would be missing from the report likewise."""
+    from elle.engine.tracking import parse_track
+    from elle.experiments.report_figures import OF_TRAINING
+
+    tracked = [parse_track(track, norm) for track, norm in {(one.track, one.norm) for one in configs}]
+    known = {*OF_TRAINING, "accuracy", "tracked_error"}
+    known |= {attack.name for attacks, _ in tracked for attack in attacks}
+    known |= {f"tracked_{name}" for _, metrics in tracked for name in metrics.split(",") if name}
+    for name in names:
+        if re.sub(r"_(std|undefined|q\d\d)$", "", name) not in known:
+            raise InputError(f"{where} {name}: no run records it{nearest(name, known)}; name it in `track`")
 
 
 def _rows(items: list[Item]) -> list[dict[str, str]]:

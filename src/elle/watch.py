@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elle.config import format_radius
-from elle.experiments.rundir import RunDirectory, open_run
+from elle.experiments.rundir import RunDirectory, open_runs, unique_names
 from elle.experiments.training import is_running
 
 _COLUMNS = ("run", "method", "eps", "epoch", "loss", "training", "clean", "multi-step", "best", "E_lin", "weight",
@@ -35,7 +35,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 def watch(paths: Sequence[Path], once: bool) -> None:
     """Show the runs until all have finished or stopped, or `once`."""
-    runs = [open_run(path) for path in paths]
+    runs = open_runs(paths)
     # A log file wants whole lines, however long: no wrapping where no terminal sets a width.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
     if once:
@@ -57,10 +57,11 @@ def view(runs: Sequence[RunDirectory], width: int) -> Group:
     """A line a run, the course of its accuracy under attack, and what its monitor has said."""
     columns = [name for name in _COLUMNS if width >= WIDE or name in _NARROW]
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
-    for run in runs:
-        cells = dict(zip(_COLUMNS, _cells(run), strict=True))
+    names = unique_names(runs)
+    for run, own in zip(runs, names, strict=True):
+        cells = dict(zip(_COLUMNS, [own, *_cells(run)], strict=True))
         table.add_row(*(cells[name] for name in columns))
-    said = [Text(f"{run.name}: {line}") for run in runs for line in _said(run)]
+    said = [Text(f"{own}: {line}") for run, own in zip(runs, names, strict=True) for line in _said(run)]
     return Group(table, *said[-8:])
 
 
@@ -73,7 +74,6 @@ def _cells(run: RunDirectory) -> list[str]:
     last = run.probes[-1] if run.probes else {}
     error = next((value for value in (record.get("error"), last.get("error")) if value is not None), None)
     return [
-        run.name,
         run.config.method,
         format_radius(run.config.eps or 0),
         f"{record.get('epoch', 0)}/{run.config.epochs}",

@@ -83,6 +83,12 @@ def test_the_interval_is_wilson_s(correct, total, low, high):
     assert wilson_interval(correct, total) == pytest.approx((low, high), abs=1e-5)
 
 
+@pytest.mark.parametrize("total", [16, 400, 1000, 10000])
+def test_the_interval_of_none_begins_at_0_and_of_all_ends_at_1(total):
+    assert wilson_interval(0, total)[0] == 0.0
+    assert wilson_interval(total, total)[1] == 1.0
+
+
 def test_more_restarts_never_raise_the_accuracy(model, data):
     correct = [evaluate(model, *data, name, RADIUS)[name]["correct"] for name in ("pgd-10", "pgd-10-2", "pgd-10-4")]
     assert correct == sorted(correct, reverse=True)

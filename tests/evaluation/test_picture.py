@@ -65,6 +65,14 @@ def test_the_png_has_a_tile_for_each_image_and_perturbation(model, data, tmp_pat
     assert {RIGHT, WRONG} <= colours
 
 
+def test_a_name_that_the_font_has_no_letters_for_is_no_row_of_boxes(model, data, tmp_path):
+    drawn = rows(model, data)
+    draw(drawn, EPS, ["p\u00eache", "\u68a8", "chien", "cerf"], tmp_path / "given.png")
+    draw(drawn, EPS, ["peche", "class 1", "chien", "cerf"], tmp_path / "legible.png")
+    assert (tmp_path / "given.png").read_bytes() == (tmp_path / "legible.png").read_bytes()
+    assert {0, 1} <= {k for row in drawn for k in row.predicted}, "they are not drawn: the test shows nothing"
+
+
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_the_largest_perturbation_of_a_row_is_black_or_white(model, data, norm, tmp_path):
     """By eps, an l2 perturbation, of which each pixel has a small part, would be plain grey."""

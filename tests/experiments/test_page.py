@@ -177,6 +177,7 @@ def test_ticks_are_the_ones_a_person_would_choose() -> None:
     assert linear_axis([0.1, 0.95], percent=True).labels == ("0%", "20%", "40%", "60%", "80%", "100%")
     assert linear_axis([0.12, 0.18], percent=True).labels == ("0%", "5%", "10%", "15%", "20%")  # lines at a large eps
     assert linear_axis([0.0], percent=True).labels == ("0%", "1%", "2%", "3%", "4%", "5%")
+    assert linear_axis([0, 0]).labels[0] == "0.0"  # a weight that was never on
     assert linear_axis([0, 30]).labels == ("0", "10", "20", "30")
     assert linear_axis([1, 40], tight=True, whole=True).labels == ("10", "20", "30", "40")
     assert linear_axis([1, 3], tight=True, whole=True).labels == ("1", "2", "3")
@@ -184,6 +185,14 @@ def test_ticks_are_the_ones_a_person_would_choose() -> None:
     powers = ("10\u207b\u2074", "10\u207b\u00b3", "10\u207b\u00b2", "10\u207b\u00b9")
     assert log_axis([1e-4, 1e-1]).labels == powers
     assert log_axis([0.012, 0.05]).labels == ("0.01", "0.02", "0.05")
+
+
+def test_a_long_name_may_break_and_a_short_one_may_not() -> None:
+    """On a phone the first column stays in sight: a name of one line would hide the numbers under it."""
+    name = "digits-n-fgsm+elle-a-eps0.1-seed0-df82d0aa"
+    page = render("Runs", "", [Table("Runs", ("Run", "Reason"), [[name, "elle: " + 9 * "word "], ["elle-a", "1.0"]])])
+    assert f'<th scope="row" class="long">{name}</th><td class="long">elle: word' in page
+    assert '<th scope="row">elle-a</th><td>1.0</td>' in page
 
 
 def test_a_leader_over_the_plot_does_not_pass_for_a_line() -> None:

@@ -20,7 +20,7 @@ from elle.experiments.delayed import delayed_collapse
 from elle.experiments.figure import write_figures
 from elle.experiments.heatmap import Heatmap, draw_heatmap
 from elle.experiments.pictures import course, falls, surface_figures, weight_evolution, write_pictures
-from elle.experiments.rundir import open_run
+from elle.experiments.rundir import open_run, unique_names
 from elle.files import FolderLock
 from elle.models.registry import build_model
 from elle.watch import sparkline, view
@@ -67,7 +67,11 @@ def test_what_a_rollback_has_undone_is_drawn_beside_the_run(tmp_path):
     ]
     run = open_run(run_directory(tmp_path / "run", events=events))
     assert [one.name for one in course([run], ["run"])[0].series] == ["run", "run, undone"]
-    assert (falls(run), run.collapse_step()) == ([(2.0, "collapse")], None)
+    assert (falls(run), run.collapse_step()) == ([(2.0, "collapse, undone")], None)
+    write_pictures(tmp_path / "page.html", [run], {})
+    page = (tmp_path / "page.html").read_text()
+    assert "2.0 (undone)" in page
+    assert "It was undone: back to step 20, from there with fgsm+elle-a." in page
     # The method it was started with has not held, although the run has.
     assert delayed_collapse([run])[0]["first_collapse_epoch"] == 2
 
@@ -83,6 +87,29 @@ def test_a_collapse_that_passed_is_not_drawn_as_one(tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert "2.0 (recovered)" in page
     assert "It had recovered at step 35." in re.sub(r"<[^>]+>", "", page).replace("&nbsp;", " ")
+
+
+def test_a_collapse_that_a_resumed_run_tells_again_is_drawn_once(tmp_path):
+    told = {"event": "collapse", "step": 25, "since": 20, "evidence": "it fell"}
+    run = open_run(run_directory(tmp_path / "run", events=[told, {"event": "resume", "step": 20}, told]))
+    assert (falls(run), run.collapse_step()) == ([(2.0, "collapse")], 20)
+    run.events.pop()  # continued from before it, with another method perhaps: it has not come again
+    assert (falls(run), run.collapse_step()) == ([], None)
+
+
+def test_runs_of_one_name_in_folders_of_one_name_are_told_apart(elle, tmp_path, monkeypatch):
+    """Copies of a project: the curves had one colour, and the loss surface of the last stood for both."""
+    monkeypatch.chdir(tmp_path)
+    paths = [tmp_path / place / "runs" / "fgsm" for place in ("here", "there")]
+    runs = [open_run(run_directory(paths[0], fall=4)), open_run(run_directory(paths[1]))]
+    names = ["here/runs/fgsm", "there/runs/fgsm"]
+    assert unique_names(runs) == names
+    assert unique_names(runs[:1]) == ["fgsm"]
+    for command in (("watch", "--once"), ("plot",)):  # one that is named twice is shown once
+        assert elle(*command, *map(str, paths), "there/runs/fgsm/").code == 0
+    page = (tmp_path / "plot.html").read_text()
+    assert "2 runs side by side" in page
+    assert [page.count(f'<th scope="row">{name}</th>') for name in names] == [1, 1]
 
 
 def test_figure_9_has_every_step(tmp_path):

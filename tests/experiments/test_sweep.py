@@ -175,6 +175,16 @@ def test_a_mistyped_method_is_told_before_any_run(tmp_path, elle, monkeypatch):
             "[figure]\nmetric = ['autoatack']\n[grid]",
             "[figure]: metric autoatack: attack 'autoatack' does not",
         ),
+        (
+            "[grid]",
+            "[figure]\ncurves = ['loss', 'tracked_eror']\n[grid]",
+            "[figure]: curves tracked_eror: no run records it, did you mean 'tracked_error'?",
+        ),
+        (
+            "[grid]",
+            "[figure]\nkind = 'curves'\nmetric = 'tracked_misalignment'\n[grid]",
+            "[figure]: metric tracked_misalignment: no run records it",
+        ),
     ],
 )
 def test_what_no_run_could_do_is_told_by_a_dry_run_too(tmp_path, elle, monkeypatch, right, wrong, words):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,12 +118,18 @@ def draw(rows: Sequence[Row], eps: float, classes: Sequence[str], path: Path) ->
             image = row.x[k] if row.delta is None or not changed else row.delta[k] * factor + 0.5
             canvas.paste(_tile(image), (left, top))
             if not changed:
-                words = _fitting("not a number" if predicted is None else classes[predicted], font)
+                words = _fitting("not a number" if predicted is None else _name(classes[predicted], predicted), font)
                 pen.text((left + TILE / 2, top + TILE + 1), words, RIGHT if predicted == label else WRONG, font, "ma")
         top += height
     content = io.BytesIO()
     canvas.save(content, "PNG")
     write_atomically(path, content.getvalue())
+
+
+def _name(name: str, number: int) -> str:
+    """A class's name in the letters of Pillow's font, which are ASCII's: others would be boxes, and name no class."""
+    plain = "".join(c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
+    return plain if plain.isascii() else f"class {number}"
 
 
 def _fitting(words: str, font: FreeTypeFont | ImageFont) -> str:

@@ -25,7 +25,8 @@ def wilson_interval(correct: int, total: int) -> tuple[float, float]:
     share = correct / total
     middle = (share + z * z / (2 * total)) / (1 + z * z / total)
     half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total**2)) / (1 + z * z / total)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # At the ends the two are equal but for rounding, which would write 0 as 8.7e-19.
+    return middle - half if correct else 0.0, middle + half if correct < total else 1.0
 
 
 def collected(store: Store, chain: tuple[str, ...], total: int, chunk: int) -> Outcome:

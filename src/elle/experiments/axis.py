@@ -34,6 +34,8 @@ def linear_axis(values: Sequence[float], *, tight: bool = False, percent: bool =
         low, high = min(low, 0.0), max(high, 0.05)
     elif not tight and 0 < low <= high / 2:
         low = 0.0
+    if not tight and low == high == 0:
+        high = 1.0  # a weight that was never on is not drawn as one that could be negative
     size = max(abs(low), abs(high))
     if high - low <= 1e-6 * size or high == low:
         pad = max(0.5, 1e-6 * size) if whole else (0.1 * size or 1.0)

@@ -57,6 +57,7 @@ thead th { border-bottom: 1.5px solid var(--axis); font-size: .9rem; font-weight
   white-space: normal; vertical-align: bottom }
 thead span, caption span, h1 span, h2 span { white-space: nowrap }
 tbody th { font-weight: 600 }
+.long { white-space: normal; overflow-wrap: anywhere; min-width: 14rem }
 th:first-child { position: sticky; left: 0; background: var(--paper) }
 tbody tr { border-bottom: 1px solid var(--grid) }
 .number { text-align: right }
@@ -74,6 +75,7 @@ footer p { margin: .4rem 0 }
   .chart text { font-size: 14.5px }
   th, td { padding: .45rem .4rem }
   table { font-size: .9em }
+  .long { min-width: 8rem }
   .tag { display: block; margin: 0 }
   body { font-size: 15px }
 }
@@ -97,6 +99,8 @@ footer p { margin: .4rem 0 }
 """
 # Numbers as tables write them: 45.2 %, 0.031 +- 0.002, 1e-4, 8/255, 3:20, 12 s, or nothing at all.
 NUMBER = re.compile(r"[<>~\u2248]?\s*[-+\u2212]?\d[\d\s.,:/e+\-\u00b1\u2212\u00a0\u202f]*(%|s|min|h|x|\u00d7)?")
+LONG = 24
+"""Characters of a cell that stay on one line, whatever the width of the screen."""
 BLANK = {"", "-", "\u2013", "\u2014", "nan", "n/a"}
 
 
@@ -187,15 +191,15 @@ def _table(table: Table) -> str:
     """A table that scrolls inside itself on a narrow screen; columns of numbers stand to the right."""
     columns = range(len(table.columns))
     numeric = [i > 0 and _is_numeric([row[i] for row in table.rows]) for i in columns]
-    kinds = [' class="number"' if number else "" for number in numeric]
-    head = "".join(f'<th scope="col"{kinds[i]}>{_unbroken(table.columns[i])}</th>' for i in columns)
+    kinds = ["number" if number else "" for number in numeric]
+    head = "".join(f'<th scope="col"{_classes("", kinds[i])}>{_unbroken(table.columns[i])}</th>' for i in columns)
     rows = []
     for index, row in enumerate(table.rows):
         bad = index in table.bad_rows
         # Colour alone would not tell: say it, unless the table does so itself.
         silent = bad and not any("collapse" in text.lower() for text in (*table.columns, *row))
         tag = '<span class="tag">collapsed</span>' if silent else ""
-        cells = [f'<th scope="row">{escape(cell)}{tag}</th>' for cell in row[:1]]
+        cells = [f'<th scope="row"{_classes(cell)}>{escape(cell)}{tag}</th>' for cell in row[:1]]
         cells += [_cell(row[i], kinds[i], table.marks.get((index, i))) for i in columns[1:]]
         rows.append(('<tr class="bad">' if bad else "<tr>") + "".join(cells) + "</tr>")
     return (
@@ -210,10 +214,15 @@ def _table(table: Table) -> str:
 def _cell(text: str, kind: str, mark: Mark | None) -> str:
     """A cell; a collapsed number is red and has a dagger, for those who do not see red."""
     if mark == "collapsed":
-        classes = "number collapsed" if kind else "collapsed"
-        return f'<td class="{classes}" title="collapsed">{escape(text)}\u2020</td>'
+        return f'<td{_classes(text, kind, mark)} title="collapsed">{escape(text)}\u2020</td>'
     inner = {"best": f"<b>{escape(text)}</b>", "second": f"<u>{escape(text)}</u>", None: escape(text)}[mark]
-    return f"<td{kind}>{inner}</td>"
+    return f"<td{_classes(text, kind)}>{inner}</td>"
+
+
+def _classes(text: str, *kinds: str) -> str:
+    """The attribute of a cell; a long text may break, so that the name of a run leaves room for its numbers."""
+    classes = [kind for kind in (*kinds, "long" if len(text) > LONG else "") if kind]
+    return f' class="{" ".join(classes)}"' if classes else ""
 
 
 def _unbroken(text: str) -> str:

@@ -11,7 +11,7 @@ from elle.config import format_radius
 from elle.experiments.chart import Chart, Series
 from elle.experiments.heatmap import Heatmap
 from elle.experiments.page import Part, Table, write_page
-from elle.experiments.rundir import RunDirectory
+from elle.experiments.rundir import RunDirectory, unique_names
 
 Surfaces = Mapping[str, dict[str, Any]]
 """By the run's name: the loss around images before and after its collapse"""
@@ -28,13 +28,6 @@ def write_pictures(out: Path, runs: Sequence[RunDirectory], surfaces: Surfaces) 
     title = runs[0].setting if len(runs) == 1 else f"{len(runs)} runs side by side"
     write_page(out, title, lead, parts, f"elle plot, from {', '.join(names)}.")
     return figures
-
-
-def unique_names(runs: Sequence[RunDirectory]) -> list[str]:
-    """The folders' names, with their parents where two are the same."""
-    names = [run.name for run in runs]
-    return [f"{run.path.resolve().parent.name}/{name}" if names.count(name) > 1 else name
-            for run, name in zip(runs, names, strict=True)]  # fmt: skip
 
 
 def course(runs: Sequence[RunDirectory], names: Sequence[str]) -> list[Chart]:
@@ -90,13 +83,10 @@ def _values(run: RunDirectory, key: str) -> tuple[list[float], list[float | None
 
 
 def falls(run: RunDirectory) -> list[tuple[float, str]]:
-    """The epochs at which the monitor, or the records, saw a collapse begin, and whether it passed by itself."""
-    seen: list[tuple[float, str]] = []
-    for event in run.events:
-        if event["event"] == "collapse" and "since" in event:
-            seen.append((run.epoch_of(event["since"]), "collapse"))
-        elif event["event"] == "recovery" and seen:
-            seen[-1] = seen[-1][0], "fall, recovery"
+    """The epochs at which the monitor, or the records, saw a collapse begin, and what became of it."""
+    words = {None: "collapse", "recovery": "fall, recovery", "rollback": "collapse, undone"}
+    seen = [(run.epoch_of(told["since"]), words[ended["event"] if ended else None])
+            for told, ended in run.collapses() if "since" in told]  # fmt: skip
     step = run.collapse_step()
     return seen or ([] if step is None else [(run.epoch_of(step), "collapse")])
 
@@ -152,6 +142,9 @@ def surface_figures(name: str, surfaces: dict[str, Any] | None) -> list[Chart | 
     return figures
 
 
+_OUTCOMES = {"collapse": "", "fall, recovery": " (recovered)", "collapse, undone": " (undone)"}
+
+
 def _summary(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
     rows, bad = [], set()
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
@@ -168,8 +161,7 @@ def _summary(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
                 f"{round(run.epochs(), 2):g}",
                 f"{max(levels):.1%}" if levels else "-",
                 f"{levels[-1]:.1%}" if levels else "-",
-                ", ".join(f"{at:.1f}" + (" (recovered)" if "recovery" in word else "") for at, word in falls(run))
-                or "-",
+                ", ".join(f"{at:.1f}{_OUTCOMES[word]}" for at, word in falls(run)) or "-",
                 str(sum(event["event"] == "rollback" for event in run.events)),
             )
         )
@@ -179,11 +171,13 @@ def _summary(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
 
 
 def _sentence(run: RunDirectory, name: str) -> str:
-    told = [event for event in run.events if event["event"] == "collapse" and "evidence" in event]
-    if not told:
+    collapses = [(told, ended) for told, ended in run.collapses() if "evidence" in told]
+    if not collapses:
         return f"{name}: no collapse." if run.collapse_step() is None else f"{name} collapsed."
-    sentence = f"{name} collapsed at step {told[0]['since']}: {told[0]['evidence']}."
-    verdicts = [event for event in run.events if event["event"] in ("collapse", "recovery")]
-    if verdicts[-1]["event"] == "recovery":
-        sentence += f" It had recovered at step {verdicts[-1]['step']}."
+    first, last = collapses[0][0], collapses[-1][1] or {}
+    sentence = f"{name} collapsed at step {first['since']}: {first['evidence']}."
+    if last.get("event") == "recovery":
+        sentence += f" It had recovered at step {last['step']}."
+    elif last.get("event") == "rollback":
+        sentence += f" It was undone: back to step {last['step']}, from there with {last['method']}."
     return sentence

@@ -18,7 +18,7 @@ from elle.experiments.report_tables import metric_name, unit
 CURVES = 3
 """Values of eps a panel for which curves are drawn: the smallest, the middle and the largest."""
 
-_OF_TRAINING = ("loss", "error", "weight", "seconds")
+OF_TRAINING = ("loss", "error", "weight", "seconds")
 """Columns of the records that are of the training steps, and no accuracies."""
 
 
@@ -82,7 +82,7 @@ def _curves(
     settings: Sequence[Setting], layout: Layout, panel: str, column: str | None, at: Sequence[str]
 ) -> list[Chart]:
     """A column of the records over the epochs (None: accuracy under the multi-step attack), at some values across."""
-    accuracy = column is None or not (column.startswith("tracked_") or column in _OF_TRAINING)
+    accuracy = column is None or not (column.startswith("tracked_") or column in OF_TRAINING)
     quantity = "Multi-step accuracy" if column is None else metric_name(column.removeprefix("tracked_"))
     label = "accuracy" if accuracy else quantity
     groups = layout.along(settings, layout.across)
@@ -96,7 +96,7 @@ def _curves(
         ]
         if series:
             title = _titled(f"{quantity} while training, {layout.across} {across}", panel)
-            of_steps = column == "accuracy" or column in _OF_TRAINING
+            of_steps = column == "accuracy" or column in OF_TRAINING
             log = column == "tracked_error"
             note = "Of the training steps." if of_steps else "On the images that are tracked."
             note += " Bands: one std over seeds." if any(one.spread for one in series) and not log else ""

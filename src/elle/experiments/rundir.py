@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,16 +76,23 @@ class RunDirectory:
         names = [name for name in names if any(name in record for record in self.records)]
         return max(names, key=lambda name: int(name.split("-")[1]), default=None)
 
-    def collapse_step(self) -> int | None:
-        """Where the run collapsed and stayed so: by its monitor, else by its records."""
-        standing: Record | None = None
+    def collapses(self) -> list[tuple[Record, Record | None]]:
+        """Every collapse that was told, each with the recovery or the rollback that ended it, or None."""
+        told: list[tuple[Record, Record | None]] = []
         for event in self.events:
             if event["event"] == "collapse":
-                standing = event
-            elif event["event"] in ("recovery", "rollback") or _before(event, standing):
-                standing = None
-        if standing is not None:
-            return _begun(standing)
+                told.append((event, None))
+            elif event["event"] in ("recovery", "rollback") and told and told[-1][1] is None:
+                told[-1] = told[-1][0], event
+            while told and _before(event, told[-1][0]) and (told[-1][1] or {}).get("event") != "rollback":
+                told.pop()
+        return told
+
+    def collapse_step(self) -> int | None:
+        """Where the run collapsed and stayed so: by its monitor, else by its records."""
+        for told, ended in self.collapses()[-1:]:
+            if ended is None:
+                return _begun(told)
         epoch: int | None = (self.result or {}).get("collapse_epoch")
         if epoch is None:
             return None
@@ -135,6 +143,24 @@ def _before(event: Record, collapse: Record | None) -> bool:
     Not from before it began: a run that is killed, or continued with `--from`, between the two has not told it either.
     """
     return event["event"] == "resume" and collapse is not None and event["step"] < collapse["step"]
+
+
+def unique_names(runs: Sequence[RunDirectory]) -> list[str]:
+    """The folders' names, each with as many of the folders above as tell it from the others."""
+    folders = [run.path.resolve().parts for run in runs]
+    return [
+        next(
+            str(Path(*folder[-count:]))
+            for count in range(1, len(folder) + 1)
+            if not any(other[-count:] == folder[-count:] for other in folders if other != folder)
+        )
+        for folder in folders
+    ]
+
+
+def open_runs(paths: Sequence[Path]) -> list[RunDirectory]:
+    """The runs in these folders, one that is named twice once."""
+    return [open_run(path) for path in {path.resolve(): path for path in paths}.values()]
 
 
 def open_run(path: Path) -> RunDirectory:
