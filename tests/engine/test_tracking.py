@@ -53,6 +53,18 @@ def test_a_collapse_is_seen_one_epoch_after_the_fall_and_dated_to_it():
     assert [(verdict.kind, verdict.step, verdict.since) for verdict in verdicts] == [("collapse", 4, 3)]
 
 
+def test_records_are_judged_once_as_they_come():
+    single, multi, _ = TRACES["recovery and a second fall"]
+    whole, growing = tracking(single, multi), tracking(single, multi)
+    history, growing.run.history = growing.run.history, []
+    for record in history:
+        growing.run.history.append(record)
+        growing.judged()
+    monitor = growing.judged()
+    assert len(monitor.readings) == len(history)
+    assert monitor.verdicts == whole.judged().verdicts
+
+
 @pytest.mark.parametrize("other", [{"method": "standard"}, {"track": "clean"}, {"track": "fgsm"}])
 def test_no_collapse_is_claimed_where_none_could_be_seen(other):
     assert tracking([0.3, 0.4, 0.9, 0.95], [0.3, 0.4, 0.05, 0.0], **other).judged().collapsed_since is None

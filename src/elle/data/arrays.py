@@ -105,9 +105,8 @@ def _classes(folder: Path, y: npt.NDArray[Any]) -> tuple[str, ...]:
     if not file.is_file():
         return tuple(map(str, range(count)))
     try:
-        lines = file.read_text(
-            "utf-8-sig"
-        ).splitlines()  # with the mark or without, which some editors begin a file with
+        # -sig: some editors begin a file with a mark, which would be part of the first name.
+        lines = file.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError):
         raise InputError(f"{file}: is not readable as text; write one class name a line") from None
     names = [line.strip() for line in lines if line.strip()]

@@ -33,6 +33,7 @@ class Tracking:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.attacks, self.metrics = parse_track(run.config.track, run.config.norm)
+        self._monitor, self._judged = Monitor(per_epoch=1), 0
 
     def record(self) -> Record:
         """The numbers of now, by the first rank, for all."""
@@ -68,13 +69,14 @@ class Tracking:
 
     def judged(self) -> Monitor:
         """What the monitor's rule makes of the records, each a look: for a run in which the monitor does not look."""
-        monitor = Monitor(per_epoch=1)
-        monitor.attacked = self.run.method.adversarial
+        self._monitor.attacked = self.run.method.adversarial
         steps = {one.name: one.attack.steps for one in self.attacks if one.attack is not None and one.attack.steps > 1}
         strongest = max(steps, key=steps.__getitem__, default=None)
-        for record in self.run.history:
+        # Each record once: all of them anew at every epoch would take minutes of a run of a thousand.
+        new, self._judged = self.run.history[self._judged :], len(self.run.history)
+        for record in new:
             if strongest in record and self.run.guard.tells(record["step"]):
-                monitor.observe(
+                self._monitor.observe(
                     {
                         "step": record["step"],
                         "clean": record.get("clean", 1.0),  # untracked: no attacked images are answered better
@@ -87,4 +89,4 @@ class Tracking:
                         "rate": None,
                     }
                 )
-        return monitor
+        return self._monitor
