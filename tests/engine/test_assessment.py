@@ -114,8 +114,13 @@ def test_more_attacks_continue_from_the_same_units(finished_run, unfinished):
     assert list(record["attacks"]) == ["clean", "fgsm", "pgd-5-2", "pgd-3"]
 
 
-def test_a_damaged_unit_is_done_again(finished_run, unfinished, whole):
-    next((unfinished / PARTS).glob("*.npz")).write_bytes(b"PK\x03\x04 not much")
+@pytest.mark.parametrize("damage", ["other", "empty", "hole"])
+def test_a_damaged_unit_is_done_again(finished_run, unfinished, whole, damage):
+    unit = next((unfinished / PARTS).glob("*.npz"))
+    content = unit.read_bytes()
+    # A BadZipFile, an EOFError and zlib's own error.
+    damaged = {"other": b"PK\x03\x04 not much", "empty": b"", "hole": content[:60] + bytes(9) + content[69:]}
+    unit.write_bytes(damaged[damage])
     assert outcome(assessed(job(finished_run), unfinished, resume=True)) == outcome(whole)
 
 
