@@ -26,7 +26,7 @@ from elle.engine.runtime import pick_device, stopped_at_once
 from elle.engine.subject import Source, Subject, load_subject
 from elle.errors import InputError, WorkError
 from elle.evaluation.evaluate import device_name, record_of
-from elle.evaluation.names import parse_attacks
+from elle.evaluation.names import EvaluationAttack, parse_attacks
 from elle.evaluation.units import Files, Settings, count_chunks, plan
 from elle.evaluation.worker import Worker
 from elle.files import write_atomically, write_json
@@ -47,6 +47,14 @@ class Job:
     count: int
     keep: bool
 
+    @property
+    def attacks(self) -> list[EvaluationAttack]:
+        return parse_attacks(self.attack, self.settings.norm)
+
+    @property
+    def chunks(self) -> range:
+        return range(count_chunks(self.count, self.settings.chunk))
+
 
 def assess_run(
     job: Job,
@@ -58,15 +66,13 @@ def assess_run(
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Run what is left of the job, on every device given, and write and return its record."""
-    attacks = parse_attacks(job.attack, job.settings.norm)
-    identity = _identity(job, subject)
+    attacks, identity = job.attacks, _identity(job, subject)
     with RunLock(out):
-        if resume and (finished := _finished(out, identity, job.attack)) is not None:
+        if resume and (finished := _finished(out, identity, attacks)) is not None:
             return finished
         fresh = _claim(out, identity, resume)
         started = time.perf_counter()
-        chunks = count_chunks(job.count, job.settings.chunk)
-        total = chunks * len(plan(attacks, 0))
+        total = len(job.chunks) * len(plan(attacks, 0))
         try:
             with _stoppable(out / PARTS, total):
                 _run(job, out / PARTS, subject, devices, watch, total)
@@ -87,19 +93,18 @@ def assess_run(
 
 def _identity(job: Job, subject: Subject) -> dict[str, Any]:
     """What must agree for a unit of one evaluation to be a unit of another: all but attacks and devices."""
-    points = {"data": subject.data, "count": job.count, "points": subject.labels_digest()}
+    points = {"data": subject.data, "count": job.count, "points": subject.points_digest()}
     # The same weights are another network in another function.
     network = {"model": subject.model_name, "weights": subject.digest()}
     return asdict(job.settings) | points | network | {"save": job.keep}
 
 
-def _finished(out: Path, identity: dict[str, Any], attack: str) -> dict[str, Any] | None:
+def _finished(out: Path, identity: dict[str, Any], attacks: list[EvaluationAttack]) -> dict[str, Any] | None:
     """The record that is there already, if it is this very evaluation and nothing newer was begun."""
     record = _read(out / RESULT)
     if not record or (out / PARTS).exists():
         return None
-    wanted = [one.name for one in parse_attacks(attack, identity["norm"])]
-    same = record.get("identity") == identity and list(record["attacks"]) == wanted
+    same = record.get("identity") == identity and list(record["attacks"]) == [one.name for one in attacks]
     return record if same else None
 
 
@@ -154,14 +159,12 @@ def _stoppable(parts: Path, total: int) -> Iterator[None]:
 def _run(
     job: Job, parts: Path, subject: Subject, devices: list[str], watch: Callable[[int, int], None], total: int
 ) -> None:
-    chunks = range(count_chunks(job.count, job.settings.chunk))
-
     def done() -> None:
         watch(len(list(parts.glob("*.npz"))), total)
 
     done()
     if len(devices) == 1:
-        _worker(job, subject, pick_device(devices[0])).run(Files(parts), chunks, done)
+        _worker(job, subject, pick_device(devices[0])).run(Files(parts), job.chunks, done)
         return
     # One process a device. A unit depends on nothing but its name, so the chunks are dealt out and nobody talks.
     context = multiprocessing.get_context("spawn")
@@ -170,7 +173,7 @@ def _run(
             # They are born ignoring Ctrl-C, which reaches a whole group of processes: the parent decides.
             with handling(signal.SIG_IGN, signal.SIGINT):
                 running = {
-                    pool.submit(_share, job, parts, name, list(chunks[k :: len(devices)]), os.getpid())
+                    pool.submit(_share, job, parts, name, list(job.chunks[k :: len(devices)]), os.getpid())
                     for k, name in enumerate(devices)
                 }
             while running:
@@ -200,9 +203,8 @@ def _share(job: Job, parts: Path, device: str, chunks: list[int], parent: int) -
 
 
 def _worker(job: Job, subject: Subject, device: torch.device) -> Worker:
-    attacks = parse_attacks(job.attack, job.settings.norm)
     x, y = subject.test.x, subject.test.y
-    return Worker(subject.model, x, y, attacks, job.settings, device, probe=True, keep=job.keep)
+    return Worker(subject.model, x, y, job.attacks, job.settings, device, probe=True, keep=job.keep)
 
 
 def _about(job: Job, subject: Subject) -> dict[str, Any]:
@@ -214,7 +216,7 @@ def _about(job: Job, subject: Subject) -> dict[str, Any]:
             "sha256": subject.digest(),
             "config": None if subject.config is None else subject.config.model_dump(),
         },
-        "data": {"name": subject.data, "count": job.count, "sha256": subject.labels_digest()},
+        "data": {"name": subject.data, "count": job.count, "sha256": subject.points_digest()},
         # Of all test images, however few were attacked: `elle report` tells by it whether they are the run's own.
         "test_points": subject.test_points,
         "class_names": list(subject.classes),
@@ -225,9 +227,9 @@ def _keep_examples(out: Path, job: Job, subject: Subject) -> None:
     """adversarial/ATTACK.CHUNK.npz: index and x_adv of the points each attack broke."""
     shutil.rmtree(out / SAVED, ignore_errors=True)
     (out / SAVED).mkdir()
-    store, attacks = Files(out / PARTS), parse_attacks(job.attack, job.settings.norm)
-    for chunk in range(count_chunks(job.count, job.settings.chunk)):
-        for unit in plan(attacks, chunk)[1:]:
+    store = Files(out / PARTS)
+    for chunk in job.chunks:
+        for unit in plan(job.attacks, chunk)[1:]:
             arrays, content = store.examples(unit), io.BytesIO()
             arrays["index"] = subject.numbers[arrays["index"] + chunk * job.settings.chunk]
             np.savez_compressed(content, **arrays)

@@ -17,10 +17,10 @@ class Average:
         self.tensors = {name: value.detach().clone() for name, value in model.state_dict().items()}
 
     @torch.no_grad()
-    def update(self, done: Tensor) -> None:
-        """Take in the network after `done` steps, which tell how little there is to average at first."""
-        # 9 / (10 + done) is 1 - (1 + done) / (10 + done): the beginning, far from the end, is forgotten soon.
-        share = (9 / (10 + done)).clamp(min=1 - self.decay).float()
+    def update(self, before: Tensor) -> None:
+        """Take in the network after one more step than the `before`, which tell how little there is to average yet."""
+        # 9 / (10 + before) is 1 - (1 + before) / (10 + before): the beginning, far from the end, is forgotten soon.
+        share = (9 / (10 + before)).clamp(min=1 - self.decay).float()
         values = self.model.state_dict()
         means = [mean for mean in self.tensors.values() if mean.is_floating_point()]
         steps = torch._foreach_sub(

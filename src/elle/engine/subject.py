@@ -84,7 +84,8 @@ class Subject:
         """The SHA-256 of the weights' file."""
         return file_digest(self.weights)
 
-    def labels_digest(self) -> str:
+    def points_digest(self) -> str:
+        """Of the test images that are evaluated, and their labels."""
         return points_digest(self.test.x, self.test.y)
 
 

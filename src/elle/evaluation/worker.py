@@ -188,8 +188,7 @@ class Worker:
             x_adv = self._searched(unit.chain[-1], points, labels, seed, before[0].facts["classes"]).detach()
             moved = (x_adv != points).flatten(1).any(1)
             inside = is_inside(x_adv, points, self.settings.eps, self.settings.norm)
-            ours = unit.chain[-1] not in ORDER
-            wrong = moved if ours else self._are_wrong(x_adv, labels, moved)
+            wrong = self._are_wrong(x_adv, labels, moved) if unit.chain[-1] in ORDER else moved
         counts = moved & inside & wrong
         broken[rows[counts].cpu().numpy()] = True
         facts = {"outside": int((moved & ~inside).sum()), "unverified": int((moved & inside & ~wrong).sum())}
