@@ -15,6 +15,7 @@ from elle.errors import InputError, WorkError, first_line
 from elle.evaluation.autoattack.norms import Norm, per_image
 from elle.evaluation.autoattack.oracle import Oracle, constant
 from elle.evaluation.autoattack.registry import STANDARD, Budget, check_search
+from elle.evaluation.autoattack.schedule import check_intervals
 from elle.evaluation.mode import tf32
 
 _NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
@@ -103,10 +104,9 @@ def _original(
     attack.apgd.n_restarts = budget.restarts_of(norm)
     attack.apgd_targeted.n_target_classes = budget.targets_of("apgd-t", norm, classes)
     attack.fab.n_target_classes = budget.targets_of("fab-t", norm, classes)
-    steps = budget.steps
     for part in (attack.apgd, attack.apgd_targeted):
-        part.n_iter = part.n_iter_orig = steps
-        part.n_iter_2, part.n_iter_min, part.size_decr = (max(int(s * steps), 1) for s in (0.22, 0.06, 0.03))
+        part.n_iter = part.n_iter_orig = budget.steps
+        part.n_iter_2, part.n_iter_min, part.size_decr = check_intervals(budget.steps)
     attack.fab.n_iter = budget.steps
     attack.square.n_queries = budget.queries
     return attack

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from elle.evaluation.autoattack.norms import Norm
 
-_FIRST_CHECK, _SHORTENED_BY, _SHORTEST = 0.22, 0.03, 0.06
-"""Of all steps: before the first check; by how much each interval is shorter than the last; the least interval."""
 _L1_CHECK = 0.04
 
 
@@ -35,14 +33,20 @@ class Plan:
         return len(self.fresh) - 1
 
 
+def check_intervals(steps: int) -> tuple[int, int, int]:
+    """Steps before the first check, the fewest between two, and by how many an interval is shorter than the last."""
+    first, fewest, shortened_by = (max(int(share * steps), 1) for share in (0.22, 0.06, 0.03))
+    return first, fewest, shortened_by
+
+
 def checkpoints(steps: int) -> dict[int, int]:
     """Step -> steps since the last check: p_{j+1} = p_j + max(p_j - p_{j-1} - 0.03, 0.06) (arXiv 2003.01690, 3.1)."""
-    interval = max(int(_FIRST_CHECK * steps), 1)
+    interval, fewest, shortened_by = check_intervals(steps)
     found: dict[int, int] = {}
     step = interval
     while step <= steps:
         found[step] = interval
-        interval = max(interval - max(int(_SHORTENED_BY * steps), 1), max(int(_SHORTEST * steps), 1))
+        interval = max(interval - shortened_by, fewest)
         step += interval
     return found
 
