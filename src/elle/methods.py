@@ -345,11 +345,13 @@ def configured(
     if method.attack is not None and method.attack.norm != norm:
         own = method.attack.norm
         raise InputError(f"method.attack.norm={own}: eps, and the evaluation, are in norm={norm}; write norm={own}")
-    attacked = method.attack is not None and not isinstance(method.loss, VertexMix)
-    if not attacked and getattr(method.regulariser, "form", "") == "2p":
-        raise InputError(f"method.regulariser.form=2p needs the attack's points, where {name} does not train")
-    if isinstance(method.attack, Replay) and getattr(method.regulariser, "form", "") == "2p":
-        raise InputError(f"method.regulariser.form=2p is not for {name}: its perturbation would go up the penalty too")
+    if method.regulariser is not None and method.regulariser.form == "2p":
+        if method.attack is None or isinstance(method.loss, VertexMix):
+            raise InputError(f"method.regulariser.form=2p needs the attack's points, where {name} does not train")
+        if isinstance(method.attack, Replay):
+            raise InputError(
+                f"method.regulariser.form=2p is not for {name}: its perturbation would go up the penalty too"
+            )
     return method
 
 

@@ -84,7 +84,7 @@ def test_the_ramp_starts_anew_with_each_phase(uninterrupted):
 def test_a_step_is_made_anew_where_a_phase_begins_and_nowhere_else(root, tmp_path, monkeypatch):
     made = []
     runnable = Run._runnable
-    monkeypatch.setattr(Run, "_runnable", lambda run: made.append(run.batch) or runnable(run))
+    monkeypatch.setattr(Run, "_runnable", lambda run: made.append(run.batches.size) or runnable(run))
     monkeypatch.setattr(OnOff, "begin_phase", lambda rule, state: made.append("ramp"))
     train(load_config(words(root, tmp_path / "run", "eval_every=0", "max_steps=26")))
     assert made == [4, "ramp", 3, "ramp", 2, "ramp"]
@@ -142,7 +142,7 @@ def test_a_run_that_goes_back_into_an_earlier_phase_goes_on_as_it_did_before(roo
             guard.tensors = {name: value.detach().clone() for name, value in guard.run.step.state().items()}
             guard.step = 8
         if guard.run.done == 13 and not rolled:
-            rolled.append(guard.run.batch)
+            rolled.append(guard.run.batches.size)
             guard._roll_back(guard.tensors, seconds, guard.run.step.method)
             return True
         return False
@@ -196,7 +196,7 @@ def test_a_run_resumed_when_all_is_trained_evaluates_as_it_did_at_the_end_of_its
     batches = []
 
     def conclude(run):
-        batches.append(run.batch)
+        batches.append(run.batches.size)
         return {}
 
     monkeypatch.setattr("elle.engine.loop.conclude", conclude)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from elle.config import Config
+from elle.config import Config, given
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Linearity
 from elle.core.precision import autocast
@@ -51,10 +51,10 @@ class Guard:
     @property
     def every(self) -> int:
         """Steps between looks, in the phase of now; 0 for none."""
-        given = self.run.config.probe_every
+        every = self.run.config.probe_every
         # Rounded down: what lasts for two looks is known within an epoch of its first.
         twice_an_epoch = max(1, self.run.steps_per_epoch // 2) if self.wanted else 0
-        return twice_an_epoch if given is None else given
+        return twice_an_epoch if every is None else every
 
     @property
     def condition(self) -> Kind | None:
@@ -236,7 +236,7 @@ def _monitor(run: Run) -> CollapseMonitor:
     monitor = CollapseMonitor(
         x,
         y[chosen],
-        run.config.eps or 0.0,
+        given(run.config.eps),
         norm=run.config.norm,
         seed=run.config.seed,
         # Larger images keep the device busy without a graph, and a graph would hold the memory for them for good.

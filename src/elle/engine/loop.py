@@ -86,7 +86,7 @@ class Run:
     def __init__(self, config: Config, directory: Path, watcher: Watcher, ranks: Ranks = ALONE) -> None:
         self.config, self.directory, self.watcher, self.ranks = config, directory, watcher, ranks
         self.files = RunFiles(directory, ranks)
-        self.device = pick_device(own_device(config.device) if ranks.count > 1 else config.device)
+        self.device = pick_device(own_device(config.device))
         self.precision = pick_precision(config.precision, self.device)
         self.tracking = Tracking(self)
         parse_attacks(config.final, config.norm)
@@ -101,11 +101,6 @@ class Run:
         self.history: list[Record] = []
         self.done = 0
         self.epoch_seconds = 0.0
-
-    @property
-    def batch(self) -> int:
-        """Images of a step, of all ranks together, in the phase of now."""
-        return self.batches.size
 
     @property
     def steps_per_epoch(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elle.config import given
 from elle.core.attacks import Norm, fgsm
 from elle.core.linearity import cross_entropy
 from elle.engine.checkpoint import read_tensors
@@ -60,13 +61,13 @@ def around_collapse(
     for name, file in files.items():
         trained, header = load_run(directory, device, file), read_tensors(file)[1]
         x, y = trained.test_images(root, IMAGES)
-        shape = header.get("network", header)["shape"]
+        shape = trained.header["shape"]
         if list(shape) != list(x.shape[1:]):
             sizes = [" x ".join(map(str, one)) for one in (shape, x.shape[1:])]
             raise InputError(
                 f"{file} is for images of {sizes[0]}, and those of {directory} are {sizes[1]}; give its own"
             )
-        eps = trained.config.eps or 0.0
-        surface = loss_surface(trained.model, x, y, eps, trained.config.norm, trained.config.seed)
+        config = trained.config.resolved()
+        surface = loss_surface(trained.model, x, y, given(config.eps), config.norm, config.seed)
         result[name] = surface | {"step": header.get("step")}
     return result

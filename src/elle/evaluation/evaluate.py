@@ -199,11 +199,12 @@ def surviving(model: nn.Module, x: Tensor, y: Tensor, one: EvaluationAttack, eps
     """Which images [N] the last points of gradient steps leave correct, in the caller's mode and precision."""
     everything = torch.arange(len(x), device=x.device)
     alive = torch.cat([_correct(model, x[part], y[part]) for part in torch.split(everything, batch)])
-    for _ in range(one.restarts if one.attack is not None else 0):
+    if one.attack is None:
+        return alive
+    for _ in range(one.restarts):
         # Only what is left, in full batches again: broken images cost nothing more.
         for part in torch.split(everything[alive], batch):
-            points = one.attack(model, x[part], y[part], eps)  # type: ignore[misc]
-            alive[part] = _correct(model, points, y[part])
+            alive[part] = _correct(model, one.attack(model, x[part], y[part], eps), y[part])
     return alive
 
 

@@ -90,7 +90,7 @@ class Square:
         sign = noise.signs(noise.keys(self.seed, 2, slots.key + slots.query), (self.channels, 1, 1))
         own = self._mass(delta * into)
         both = self._mass(delta * torch.maximum(into, out))
-        new = bump(row, self.windows.patterns, delta) * sign + delta * into / (own + 1e-12)
+        new = bump(row, delta) * sign + delta * into / (own + 1e-12)
         used = per_image(length(delta, self.norm), delta)
         if self.norm == "l2":
             mass = ((self.eps**2 - used.square()).clamp(min=0) / self.channels + both.square()).sqrt()

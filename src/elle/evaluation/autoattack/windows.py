@@ -79,14 +79,14 @@ def _side(query: int, height: int, width: int, norm: Norm) -> int:
     return min(side, height, width)
 
 
-def bump(row: Windows, patterns: Tensor, like: Tensor) -> Tensor:
+def bump(row: Windows, like: Tensor) -> Tensor:
     """Each slot's bump in its place on an empty image [S, 1, H, W]."""
     rows, columns = row.offsets(like)
-    last = patterns.shape[1] - 1
+    last = row.patterns.shape[1] - 1
     turned = row.turned.view(-1, 1, 1)
     first = torch.where(turned, columns, rows).clamp(0, last)
     second = torch.where(turned, rows, columns).clamp(0, last)
-    return patterns[row.pattern.view(-1, 1, 1), first, second].unsqueeze(1) * row.mask(like)
+    return row.patterns[row.pattern.view(-1, 1, 1), first, second].unsqueeze(1) * row.mask(like)
 
 
 def two_bumps(side: int, norm: Norm) -> Tensor:
