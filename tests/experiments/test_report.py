@@ -175,6 +175,16 @@ def test_the_paper_s_std_is_taken_as_that_of_a_sample(collected, count):
     assert replace(one, expected=expected, score=unknown).joint_error == pytest.approx(error)
 
 
+def test_a_std_of_0_in_the_paper_does_not_stand_for_ours(collected):
+    """By it every single run of ours was outside: its two standard errors were 0."""
+    one = compare(collected)[0]
+    expected = replace(one.expected, value=14.42, std=0.0)
+    judged = replace(one, expected=expected, score=Score(14.5, None, 1, collapsed=False))
+    assert (judged.joint_error, judged.verdict) == (None, "no std")
+    judged = replace(judged, score=Score(14.5, 0.3, 3, collapsed=False))
+    assert judged.joint_error == pytest.approx(0.3 / math.sqrt(3))
+
+
 def test_a_single_run_of_the_paper_is_less_certain_than_a_mean_of_three(collected):
     one = compare(collected)[0]
     for seeds in (1, 3):

@@ -27,10 +27,12 @@ class Comparison:
     @property
     def joint_error(self) -> float | None:
         """The standard error of the difference; one side's std stands for the other's where that is not known."""
-        known = [std for std in (self.score.std, _of_sample(self.expected)) if std is not None]
-        if not known:
+        ours, theirs = self.score.std, _of_sample(self.expected)
+        # A printed 0.00 is a constant classifier's, or of one run (PGD-10's at 24 and 26/255): not how much ours vary.
+        ours = ours if ours is not None else theirs or None
+        theirs = theirs if theirs is not None else ours
+        if ours is None or theirs is None:
             return None
-        ours, theirs = known[0], known[-1]
         return math.sqrt(ours**2 / self.score.count + theirs**2 / self.expected.seeds)
 
     @property
