@@ -121,6 +121,11 @@ def test_the_numbers_are_the_paper_s(name, where, metric, value, std, collapsed)
     assert len([run for run in recipe.runs() if found[0].matches(run)]) == recipe.seeds
 
 
+def test_a_number_is_the_mean_of_three_runs_but_for_the_single_ones_of_figure_17():
+    seeds = {name: {one.seeds for one in load_recipe(name).expected} for name in COUNTS if COUNTS[name][1]}
+    assert seeds == {name: {1} if name == "figure-17" else {3} for name in seeds}
+
+
 def test_lambda_is_the_paper_s_for_each_setting():
     weights = {
         (run.method, run.data, round(255 * run.eps)): run.resolved().weight for run in load_recipe("table-2").runs(1)
@@ -207,6 +212,9 @@ def test_an_identity_is_the_same_tomorrow():
         (MINIMAL + "[[expected]]\nmetric = 'clean'\nvalue = 'many'\n", "'many'"),
         (MINIMAL + "[[expected]]\nmetric = 'clean'\n", "an expected table needs"),
         (MINIMAL + "[[expected]]\nmetric = 'clean'\nvalue = 1\nwere = { seed = 1 }\n", "unknown key 'were'"),
+        (MINIMAL + "[[expected]]\nmetric = 'clean'\nvalue = 1\ntable = 'x'\n", "it has metric, table, value"),
+        (MINIMAL + "[[expected]]\nmetric = 'clean'\nvalue = 1\nseeds = 0\n", "seeds = 0 must be"),
+        (MINIMAL + "[[expected]]\nmetric = 'clean'\nvalue = '5 +- 1'\nseeds = 1\n", "one run has no +-"),
         (MINIMAL + "[figure]\nkind = 'line'\n", "kind = 'line', did you mean 'lines'?"),
         (MINIMAL + "[figure]\nmetrics = ['clean']\n", "unknown key 'metrics', did you mean 'metric'?"),
         (MINIMAL + "[figure]\nx = 'epsilon'\n", "unknown key 'epsilon', did you mean 'eps'"),

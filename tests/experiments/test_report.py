@@ -142,7 +142,7 @@ def test_differences_are_judged_by_two_joint_standard_errors(collected):
     found = {(one.setting.config.method, one.setting.label("eps")): one for one in compare(collected)}
     n_fgsm = found["n-fgsm", "8/255"]
     assert n_fgsm.difference == pytest.approx(1.0)
-    assert n_fgsm.joint_error == pytest.approx(math.sqrt(0.1**2 / 3 + 0.3**2 / 3))
+    assert n_fgsm.joint_error == pytest.approx(math.sqrt(0.1**2 / 3 + 0.3**2 / 2))
     assert n_fgsm.verdict == "outside"
     assert found["fgsm", "8/255"].verdict == "inside"
     assert found["fgsm", "16/255"].verdict == "both collapsed"
@@ -157,11 +157,40 @@ def test_differences_are_judged_by_two_joint_standard_errors(collected):
 def test_a_difference_is_judged_by_its_size_in_both_directions(collected, difference, verdict):
     """Two joint standard errors are 0.2, and two printed decimals may hide another 0.005."""
     one = compare(collected)[0]
-    std = 0.1 * math.sqrt(3 / 2)
-    expected = replace(one.expected, value=44.0, std=std)
-    judged = replace(one, expected=expected, score=Score(44.0 + difference, std, 3, collapsed=False))
+    expected = replace(one.expected, value=44.0, std=0.1)
+    judged = replace(one, expected=expected, score=Score(44.0 + difference, 0.1 * math.sqrt(3 / 2), 3, collapsed=False))
     assert judged.joint_error == pytest.approx(0.1)
     assert (judged.verdict, judged.inside) == (verdict, verdict == "inside")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_paper_s_std_is_taken_as_that_of_a_sample(collected, count):
+    """Its +- divides by n: the same three accuracies as ours and as the paper's have the same standard error."""
+    one, runs = compare(collected)[0], [44.1, 44.3, 44.8]
+    expected = replace(one.expected, value=44.4, std=float(np.std(runs)))
+    error = float(np.std(runs, ddof=1)) * math.sqrt(1 / count + 1 / 3)
+    known = Score(44.4, float(np.std(runs, ddof=1)), count, collapsed=False)
+    assert replace(one, expected=expected, score=known).joint_error == pytest.approx(error)
+    unknown = replace(known, std=None)  # the paper's stands for it
+    assert replace(one, expected=expected, score=unknown).joint_error == pytest.approx(error)
+
+
+def test_a_std_of_0_in_the_paper_does_not_stand_for_ours(collected):
+    """By it every single run of ours was outside: its two standard errors were 0."""
+    one = compare(collected)[0]
+    expected = replace(one.expected, value=14.42, std=0.0)
+    judged = replace(one, expected=expected, score=Score(14.5, None, 1, collapsed=False))
+    assert (judged.joint_error, judged.verdict) == (None, "no std")
+    judged = replace(judged, score=Score(14.5, 0.3, 3, collapsed=False))
+    assert judged.joint_error == pytest.approx(0.3 / math.sqrt(3))
+
+
+def test_a_single_run_of_the_paper_is_less_certain_than_a_mean_of_three(collected):
+    one = compare(collected)[0]
+    for seeds in (1, 3):
+        expected = replace(one.expected, std=None, seeds=seeds)
+        judged = replace(one, expected=expected, score=Score(44.0, 0.3, 3, collapsed=False))
+        assert judged.joint_error == pytest.approx(0.3 * math.sqrt(1 / 3 + 1 / seeds))
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ class Expected:
     std: float | None = None
     collapsed: bool = False
     """The paper marks it red: at least one of its runs collapsed."""
+    seeds: int = 3
+    """Runs of the paper that it is the mean of; three unless it says otherwise (Section 4.4)."""
 
     def matches(self, config: Config) -> bool:
         return matches(config, self.where)
@@ -195,8 +197,7 @@ def _recipe(name: str, values: dict[str, Any]) -> Recipe:
     title, seeds = values.get("title"), values.get("seeds", 3)
     if not isinstance(title, str) or not title:
         raise InputError('no title; write title = "Table 2: ..."')
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
-        raise InputError(f"seeds = {seeds!r} must be a whole number of 1 or more")
+    _count(seeds)
     tables = {key: _of_kind(values.get(key, {}), dict, key) for key in ("base", "grid", "figure")}
     _check_figure(tables["figure"])
     base = dotted(tables["base"])
@@ -236,6 +237,12 @@ def _of_kind(value: Any, kind: type, key: str) -> Any:
     return value
 
 
+def _count(seeds: Any) -> int:
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+        raise InputError(f"seeds = {seeds!r} must be a whole number of 1 or more")
+    return seeds
+
+
 def _axes(table: dict[str, Any]) -> dict[str, list[Any]]:
     """Axes as lists; a single value is an axis of one."""
     axes = {key: value if isinstance(value, list) else [value] for key, value in table.items()}
@@ -247,18 +254,21 @@ def _axes(table: dict[str, Any]) -> dict[str, list[Any]]:
 
 _CELL = re.compile(r"\s*(?P<value>\d+(\.\d+)?)\s*(\+-\s*(?P<std>\d+(\.\d+)?))?\s*(?P<collapsed>collapsed)?\s*")
 _ROW_KEYS = {"where", "metric", "rows", "columns", "table"}
+_EXPECTED_KEYS = _ROW_KEYS | {"value", "seeds"}
 
 
 def _expected(row: dict[str, Any]) -> Iterator[Expected]:
     """`value = "44.32 +- 0.04"`, or a `table` whose first line names `columns`, and first column `rows`."""
     for key in row:
-        if key not in _ROW_KEYS | {"value"}:
-            raise InputError(f"[[expected]]: unknown key {key!r}{nearest(key, _ROW_KEYS | {'value'})}")
+        if key not in _EXPECTED_KEYS:
+            raise InputError(f"[[expected]]: unknown key {key!r}{nearest(key, _EXPECTED_KEYS)}")
     where, metric = dotted(_of_kind(row.get("where", {}), dict, "where")), row.get("metric")
-    if "value" in row:
-        yield _number(where, metric, row["value"])
+    seeds = _count(row.get("seeds", Expected.seeds))
+    form = set(row) - {"where", "metric", "seeds"}
+    if form == {"value"}:
+        yield _number(where, metric, row["value"], seeds)
         return
-    if set(row) - {"where", "metric"} != {"rows", "columns", "table"}:
+    if form != {"rows", "columns", "table"}:
         raise InputError(f"an expected table needs {', '.join(sorted(_ROW_KEYS))}; it has {', '.join(sorted(row))}")
     rows, columns = str(row["rows"]), str(row["columns"])
     written = [[cell.strip() for cell in line.split("|")] for line in str(row["table"]).strip().splitlines()]
@@ -273,9 +283,9 @@ def _expected(row: dict[str, Any]) -> Iterator[Expected]:
                 continue
             here = where | {rows: worded(rows, head)}
             if columns == "metric":
-                yield _number(here, column, cell)
+                yield _number(here, column, cell, seeds)
             else:
-                yield _number(here | {columns: worded(columns, column)}, metric, cell)
+                yield _number(here | {columns: worded(columns, column)}, metric, cell, seeds)
 
 
 def worded(key: str, text: str) -> Any:
@@ -286,9 +296,11 @@ def worded(key: str, text: str) -> Any:
     return value
 
 
-def _number(where: dict[str, Any], metric: Any, cell: Any) -> Expected:
+def _number(where: dict[str, Any], metric: Any, cell: Any, seeds: int) -> Expected:
     found = _CELL.fullmatch(str(cell))
     if not found or not isinstance(metric, str):
         raise InputError(f"expected {metric} {cell!r}: write a metric and '44.32 +- 0.04', with 'collapsed' if it was")
-    std = found["std"]
-    return Expected(where, metric, float(found["value"]), None if std is None else float(std), bool(found["collapsed"]))
+    std = None if found["std"] is None else float(found["std"])
+    if std is not None and seeds == 1:
+        raise InputError(f"expected {metric} {cell!r}: seeds = 1, and one run has no +-; leave one of the two out")
+    return Expected(where, metric, float(found["value"]), std, bool(found["collapsed"]), seeds)

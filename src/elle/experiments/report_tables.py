@@ -137,8 +137,9 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
         columns,
         rows,
         marks=marks,
-        note="SE: joint standard error of the difference, from the std over seeds on both sides (three in the paper); "
-        "where one side has no std, the other's stands for it. \u2020 red: collapsed."
+        note="SE: joint standard error of the difference, from the std over seeds on both sides; the paper's, which "
+        "divides by the number of its runs, is taken by one less, as ours is. "
+        "Where one side has no std, the other's stands for it, unless that is 0. \u2020 red: collapsed."
         + (" Times are not judged: the paper's are of another machine." if timed else ""),
     )
 
