@@ -1,5 +1,6 @@
 """What a user installs: the wheel's contents, its names, its one version."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -49,3 +50,28 @@ def test_every_public_name_resolves_and_others_do_not():
     assert set(dir(elle)) == set(elle.__all__)
     with pytest.raises(AttributeError, match="no attribute 'ELE'"):
         _ = elle.ELE
+
+
+USER_S_LOOP = """
+import elle
+from torch import Tensor, nn
+
+def penalty(reg: elle.ELLE, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    x_adv = elle.attacks.fgsm(model, x, y, eps=8 / 255)
+    return reg(model, x_adv, y) + reg(lambda points: nn.functional.relu(points), x, y) + reg.error
+
+def wrong(reg: elle.ELLE, model: nn.Module, x: Tensor, y: Tensor) -> None:
+    reg(model, x)
+    elle.evalute(model, x, y)
+    elle.ELLE(eps=8 / 255, norm="l7")
+"""
+
+
+def test_a_type_checker_passes_a_user_s_loop_and_finds_its_mistakes(tmp_path):
+    (tmp_path / "loop.py").write_text(USER_S_LOOP)
+    # From the root: the project's settings, and the cache that `make lint` has filled.
+    command = [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "loop.py")]
+    environment = os.environ | {"MYPYPATH": str(ROOT / "src")}
+    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True).stdout.splitlines()
+    assert [line.split("loop.py:")[1].split(": error: ")[0] for line in found[:-1]] == ["10", "11", "12"], found
+    assert ['"y"' in found[0], '"evalute"' in found[1], '"norm"' in found[2]] == [True] * 3, found

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import elle
 from elle import cli
 from elle.config import load_config
 from elle.methods import METHODS
@@ -91,6 +92,16 @@ def test_every_loop_of_the_plug_in_s_page_trains():
         assert torch.equal(model[1].weight, before) == ("for " not in text)
     assert names["Classifier"](model).training_step((x, y), 0).isfinite()
     assert len(blocks) == 5
+
+
+@pytest.mark.parametrize("batches", [1, 2, 6])
+def test_the_loop_of_the_page_on_collapse_looks_in_every_epoch(batches):
+    (text,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/collapse.md").read_text(), re.MULTILINE | re.DOTALL)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10))
+    x, y = torch.rand(4, 3, 2, 2), torch.randint(10, (4,))
+    names = {"elle": elle, "model": model, "x_probe": x, "y_probe": y, "epochs": 2, "loader": [(x, y)] * batches}
+    exec(compile(text, "docs/collapse.md", "exec"), names)
+    assert len(names["monitor"].readings) == 2 * min(batches, 2)
 
 
 def test_the_methods_table_lists_every_row_with_its_cost():

@@ -32,11 +32,13 @@ _WHERE = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'elle' has no attribute {name!r}")
-    module = importlib.import_module(_WHERE[name])
-    return module if name == "attacks" else getattr(module, name)
+if not TYPE_CHECKING:  # a type checker reads the imports above; this one would give it any name, misspelt ones too
+
+    def __getattr__(name: str) -> Any:
+        if name not in _WHERE:
+            raise AttributeError(f"module 'elle' has no attribute {name!r}")
+        module = importlib.import_module(_WHERE[name])
+        return module if name == "attacks" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from elle.core.attacks import check_classes, check_floats, check_logits, check_radius, parallel_parts
+from elle.core.attacks import Model, check_classes, check_floats, check_logits, check_radius, parallel_parts
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Criterion, Linearity, Norm, cross_entropy
 
@@ -64,7 +64,11 @@ class ELLE(nn.Module):
             self.register_buffer(name, value)
         self.register_buffer("error", torch.tensor(float("nan"), device="cpu"), persistent=False)
 
-    def forward(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    if TYPE_CHECKING:  # torch's takes anything and gives Any
+
+        def __call__(self, model: Model, x: Tensor, y: Tensor) -> Tensor: ...
+
+    def forward(self, model: Model, x: Tensor, y: Tensor) -> Tensor:
         """weight * mean error of x [B, ...] in [0, 1] with labels or probabilities y, [B] or [B, K]: a scalar."""
         # Again: a schedule sets another radius.
         check_radius(self.eps, self.regulariser.norm, allow_zero=True)

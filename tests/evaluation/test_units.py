@@ -97,6 +97,20 @@ def test_a_search_is_seeded_the_same_alone_and_in_the_ensemble():
     assert unit_seed(0, Unit(("square",), 2)) == unit_seed(0, Unit(("apgd-ce", "square"), 2))
 
 
+def test_a_unit_s_seed_is_the_same_with_numpy_1(monkeypatch):
+    class Unsigned(np.uint64):
+        def __rshift__(self, places):  # as NumPy 1.26 answers, in which 1 is a signed number
+            raise TypeError("ufunc 'right_shift' not supported for the input types")
+
+    class Sequence(np.random.SeedSequence):
+        def generate_state(self, count, dtype=np.uint32):
+            return [Unsigned(number) for number in super().generate_state(count, dtype)]
+
+    usual = unit_seed(0, Unit(("fgsm",), 3))
+    monkeypatch.setattr(np.random, "SeedSequence", Sequence)
+    assert unit_seed(0, Unit(("fgsm",), 3)) == usual == 3366476756859686878
+
+
 def test_images_in_a_memory_mapped_file_give_what_floats_give(model, data, tmp_path):
     x, y = (data[0] * 255).round().to(torch.uint8), data[1]
     np.save(tmp_path / "x.npy", x.numpy())

@@ -171,4 +171,5 @@ def unit_seed(seed: int, unit: Unit) -> int:
     # PGD's restarts begin at the same points whatever their number: more of them can only break more.
     attack = zlib.crc32(("pgd" if name.startswith("pgd-") else name).encode())
     # A spawn key keeps the triples apart for any seed; sums would not.
-    return int(np.random.SeedSequence(seed, spawn_key=(attack, unit.chunk)).generate_state(1, np.uint64)[0] >> 1)
+    (state,) = np.random.SeedSequence(seed, spawn_key=(attack, unit.chunk)).generate_state(1, np.uint64)
+    return int(state) >> 1  # as a plain number: NumPy 1 does not shift an unsigned one
