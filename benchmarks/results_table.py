@@ -84,7 +84,8 @@ def _over_seeds(runs: Sequence[Run], name: str) -> str:
     if not values:
         return ""
     std = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.2f}{std}{'†' * any(run['collapsed'] for run in runs)}"
+    some = f" ({len(values)} of {len(runs)} seeds)" if len(values) < len(runs) else ""
+    return f"{statistics.fmean(values):.2f}{std}{'†' * any(run['collapsed'] for run in runs)}{some}"
 
 
 def placed(page: str, text: str, name: str, mark: str = "results") -> str:

@@ -65,3 +65,10 @@ def test_what_is_missing_is_said(module, tmp_path):
         module.main([str(tmp_path), "--file", str(tmp_path / "none.json")])
     with pytest.raises(InputError, match="page needs the lines"):
         module.placed("no marks", "table", "page")
+
+
+def test_a_number_that_some_seeds_lack_says_of_how_many_it_is(module, tmp_path):
+    measured_run(tmp_path / "elle-a-0", "elle-a", 0, 0.441)
+    measured_run(tmp_path / "elle-a-1", "elle-a", 1)
+    (line,) = module.table(module.gathered([tmp_path])).splitlines()[2:3]
+    assert "| 80.00 ± 0.00 | 48.00 ± 0.00 | 44.10 (1 of 2 seeds) |" in line
