@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from elle.engine import step as step_module
 from elle.models.half_weights import half_weights
-from elle.models.residual import PreActResNet
 from elle.models.weight_gradients import Beside
 from tests.engine.steps import make_step, parameters, small_cnn, take
 
@@ -252,11 +251,34 @@ def test_the_copies_stay_until_the_backward_has_ended(monkeypatch):
     assert all(dtype is torch.float16 for layers in seen for dtype in layers)
 
 
-def test_a_compiled_network_is_not_compiled_anew_in_every_step():
-    network = PreActResNet((1, 8, 8), 10, nn.ReLU, blocks=[1], widths=(8,), stem_width=8)
+class CompiledByItself(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = small_cnn()
+
+    @torch.compile(backend="eager")
+    def forward(self, x):
+        return self.inner(x)
+
+
+def compiled_in_place():
+    network = small_cnn()
+    network.compile(backend="eager")
+    return network
+
+
+@pytest.mark.parametrize(
+    "network",
+    [lambda: torch.compile(small_cnn(), backend="eager"), compiled_in_place, CompiledByItself],
+    ids=["wrapped", "in place", "by itself"],
+)
+def test_a_compiled_network_keeps_its_weights_and_is_not_compiled_anew_in_every_step(network):
     torch._dynamo.reset()  # of what has been compiled before there might be too much for more
-    compiled = torch.compile(network, backend="eager")
-    for step in range(3):
-        refused = torch._dynamo.config.patch(error_on_recompile=step > 0)
-        with refused, half_weights(network), torch.autocast("cpu", torch.float16):
-            compiled(torch.rand(4, 1, 8, 8)).float().sum().backward()
+    plain = make_step("elle-a", network=small_cnn, precision="fp16")
+    take(plain, 0, 1, 2)
+    step = make_step("elle-a", network=network, precision="fp16")
+    take(step, 0)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        take(step, 1, 2)
+    for one, other in zip(parameters(plain), parameters(step), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-4)

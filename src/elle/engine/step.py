@@ -30,7 +30,7 @@ from elle.engine.recomputing import blocks_to_recompute, recomputed
 from elle.engine.sgd import SGD
 from elle.methods import Method
 from elle.models.batch_norm import launchable, use_fused
-from elle.models.half_weights import half_weights, lowered_weights
+from elle.models.half_weights import half_weights, has_compiled_parts, lowered_weights
 
 RECORDED = ("loss", "accuracy", "error", "weight", "threshold")
 """What each step writes down: the loss and accuracy at its own adversarial points, and the penalty's state."""
@@ -101,6 +101,7 @@ class Step:
         """Train with this method from now on; the rule of its weight starts afresh."""
         self.method = method
         self.rule = method.weight.start(self.device) if method.weight is not None else {}
+        self.compiled = has_compiled_parts(self.model)
         self.blocks = blocks_to_recompute(self.model, method) if self.memory == "low" else []
         self.apart = apart.Apart(self.model) if self._may_run_apart() else None
         self.optimizer.expect_half(lowered_weights(self.model) if self._may_update_by_half() else [])
@@ -236,9 +237,11 @@ class Step:
         """Whether a step makes half-precision copies of all weights at once.
 
         Not of blocks that are computed anew, which is done outside of its passes; nor in steps that differentiate
-        twice, where each pass makes its own, so that their gradients are added up in float32.
+        twice, where each pass makes its own, so that their gradients are added up in float32; nor of a network that
+        its user has compiled.
         """
-        return self.precision == "fp16" and not self.blocks and not self.method.double_backpropagation
+        plain = not self.blocks and not self.compiled and not self.method.double_backpropagation
+        return self.precision == "fp16" and plain
 
     def _may_update_by_half(self) -> bool:
         """Whether the gradients may stay in float16 until the update: nothing is to be added to them before."""

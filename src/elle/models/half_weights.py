@@ -96,6 +96,16 @@ def lowered_weights(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for _, _, parameter in _lowered(model)]
 
 
+def has_compiled_parts(model: nn.Module) -> bool:
+    """Whether torch.compile holds code for parts of it: written for their own weights, it is not to see copies."""
+    return any(
+        "_orig_mod" in part._modules
+        or part._compiled_call_impl is not None
+        or hasattr(type(part).forward, "_torchdynamo_orig_callable")
+        for part in model.modules()
+    )
+
+
 @contextlib.contextmanager
 def half_weights(
     model: nn.Module, chains: int = 1, kernels: bool = True

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from elle.core.precision import Precision, autocast
 from elle.evaluation.mode import exact_float32, is_wrong, repeatable, tf32
 from elle.models.batch_norm import fusing
-from elle.models.half_weights import half_weights
+from elle.models.half_weights import half_weights, has_compiled_parts
 
 _ROUNDING = {"fp32": 0.0, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7}
 """Relative distance of neighbouring numbers; 0 for float32, whose word is taken."""
@@ -47,7 +47,7 @@ class Oracle:
         self.precision = precision
         self.compiled_for = compiled_for
         self._compiled: Callable[[Tensor], Tensor] = torch.compile(model, dynamic=False) if compiled_for else model
-        self._lowers = precision == "fp16" and compiled_for is None and not _has_compiled_parts(model)
+        self._lowers = precision == "fp16" and compiled_for is None and not has_compiled_parts(model)
 
     def _network(self, x: Tensor) -> Tensor:
         """Compiled for batches of one size; the others are too short-lived to be worth it."""
@@ -110,11 +110,6 @@ class Oracle:
         if self.device.type == "cuda" and x.dim() == 4:
             return x.contiguous(memory_format=torch.channels_last)
         return x
-
-
-def _has_compiled_parts(model: nn.Module) -> bool:
-    """Whether a compiler holds code for parts of it, which it would write anew whenever their weights are others."""
-    return any("_orig_mod" in part._modules or part._compiled_call_impl is not None for part in model.modules())
 
 
 def _pulled_back(outputs: Tensor, x: Tensor, slope: Tensor) -> Tensor:
