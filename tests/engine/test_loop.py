@@ -150,6 +150,13 @@ def test_metrics_are_tracked_beside_attacks(settings, tmp_path):
     assert "clean" in record
 
 
+def test_metrics_are_tracked_alone(settings, tmp_path):
+    train(settings("max_steps=1", "eval_every=1", "track=gradient_norm"))
+    (record,) = lines(tmp_path / "run" / "metrics.jsonl")
+    assert record["tracked_gradient_norm"] > 0
+    assert "clean" not in record
+
+
 def test_a_tracked_number_that_is_not_finite_is_written_as_null(settings, tmp_path, monkeypatch):
     monkeypatch.setattr("elle.engine.tracking.mean_error", lambda *_, **__: float("inf"))
     train(settings("max_steps=1", "eval_every=1"))

@@ -11,6 +11,7 @@ from elle.core.attacks import Norm
 from elle.core.precision import autocast
 from elle.engine.monitor import Monitor
 from elle.engine.records import Record, number
+from elle.errors import InputError, nearest
 from elle.evaluation.evaluate import surviving
 from elle.evaluation.metrics import METRICS, linearity_metrics, mean_error
 from elle.evaluation.mode import evaluation_mode
@@ -21,10 +22,17 @@ if TYPE_CHECKING:
 
 
 def parse_track(track: str, norm: Norm) -> tuple[list[EvaluationAttack], str]:
-    """`clean,pgd-10,misalignment` -> the attacks, and the names of the linearity metrics, which may be none."""
+    """`clean,pgd-10,misalignment` -> the attacks and the names of the metrics; one of the two may be none."""
     names = [name.strip() for name in track.split(",") if name.strip()]
     metrics = [name for name in names if name in METRICS]
-    return parse_tracked(",".join(name for name in names if name not in METRICS), norm), ",".join(metrics)
+    attacks = ",".join(name for name in names if name not in METRICS)
+    if metrics and not attacks:
+        return [], ",".join(metrics)
+    try:
+        return parse_tracked(attacks, norm), ",".join(metrics)
+    except InputError as problem:
+        likely = next((hint for name in attacks.split(",") if (hint := nearest(name, METRICS))), "")
+        raise InputError(f"track: {problem}; or a metric of `elle metrics`{likely}") from None
 
 
 class Tracking:
