@@ -5,12 +5,14 @@ import re
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from elle.demo import NAMES, _dip, describe, run_demo
+from elle.demo import NAMES, DemoRun, _dip, describe, run_demo
 from elle.errors import InputError, WorkError
 from elle.experiments.training import is_running
+from elle.files import write_lines
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,27 @@ def _wait_until(condition, seconds=60):
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.1)
+
+
+def test_a_log_of_an_interrupted_demo_ends_with_how_far_it_came(tmp_path, monkeypatch, capsys):
+    record = {"epoch": 7, "loss": 1, "accuracy": 0.5, "clean": 0.6, "pgd-20": 0.4, "tracked_error": 1e-3, "weight": 0}
+    sleeps = iter([lambda: [write_lines(tmp_path / method / "metrics.jsonl", [record] * 7) for method in NAMES]])
+
+    def sleep(seconds):
+        next(sleeps, _interrupt)()
+
+    training = SimpleNamespace(poll=lambda: None, terminate=lambda: None)
+    monkeypatch.setattr("elle.demo._start", lambda method, directory, _: DemoRun(method, directory, training))
+    monkeypatch.setattr("elle.demo.time.sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(tmp_path, seed=0, quiet=False)
+    log = capsys.readouterr().out
+    assert [line.split()[:2] for line in log.splitlines()[-2:]] == [["FGSM", "7/20"], ["ELLE-A", "7/20"]]
+    assert log.endswith("\n")
+
+
+def _interrupt():
+    raise KeyboardInterrupt
 
 
 def test_a_failed_training_is_reported_with_its_reason(tmp_path):

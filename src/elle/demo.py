@@ -94,6 +94,8 @@ def _run(out: Path, seed: int, quiet: bool, words: Sequence[str]) -> dict[str, d
     finally:
         for run in runs:
             run.process.terminate()
+        if not console.is_terminal:
+            console.print()  # a log's table does not end its last line, which what comes next would continue
     summaries = {run.method: run.summary() for run in runs}
     verdict = describe(summaries)
     _write_report(out / "report.html", runs, summaries, verdict, settings)
@@ -133,8 +135,7 @@ def _follow(runs: list[DemoRun], epochs: int, console: Console) -> None:
                             f"{NAMES[run.method]:7} {_line(record, epochs)}  left {run.seconds_left(epochs):.0f} s"
                         )
                     printed[run.method] = len(run.records)
-            if console.is_terminal:
-                live.update(_table(runs, epochs), refresh=True)
+            live.update(_table(runs, epochs), refresh=console.is_terminal)
         for run in runs:
             run.read()
         live.update(_table(runs, epochs), refresh=True)
