@@ -80,6 +80,16 @@ def test_half_precision_trains_on_a_cpu(precision, method):
     torch.testing.assert_close(step.records[:4, 0], exact.records[:4, 0], rtol=0.05, atol=0.05)
 
 
+def test_training_in_bfloat16_does_not_change_the_error():
+    errors = []
+    for precision in ("bf16", "fp32"):
+        step = make_step("elle-a", weight=1.0, precision=precision)
+        step.lr.fill_(0)  # the same weights at every step
+        take(step, *range(4))
+        errors.append(step.records[:4, RECORDED.index("error")])
+    torch.testing.assert_close(*errors, rtol=0.05, atol=0)
+
+
 @pytest.mark.parametrize("method", ["fgsm", "elle-a", "n-fgsm+elle", "free", "subspace"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
