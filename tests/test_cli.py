@@ -3,9 +3,13 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ import pytest
 from elle.cli import app
 from elle.config import Config
 from elle.data.registry import DATASETS
+from elle.doctor import EXTRAS
 from elle.methods import METHODS, find_method
 from elle.models.registry import MODELS
 from elle.version import __version__
@@ -125,6 +130,7 @@ def test_the_doctor_names_what_is_there_and_what_is_missing(elle, tmp_path, monk
         "found": "1297 training and 500 test images",
         "advice": "",
     }
+    assert rows["extra tune"] == {"what": "extra tune", "found": f"optuna {version('optuna')}", "advice": ""}
     assert "no folder" in rows["data cifar10"]["found"]
     assert "ELLE_DATA" in rows["data cifar10"]["advice"]
     assert "data cifar10" in elle("doctor").out
@@ -133,6 +139,18 @@ def test_the_doctor_names_what_is_there_and_what_is_missing(elle, tmp_path, monk
     (tmp_path / "images").mkdir()
     (found,) = [row["found"] for row in json.loads(elle("doctor", "--json").out) if row["what"] == "data cifar10"]
     assert "no folder" not in found
+
+
+def test_the_doctor_looks_for_every_extra_and_says_how_to_install_one(elle, monkeypatch):
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    declared = {
+        name: [re.match(r"[\w-]+", package)[0] for package in packages]
+        for name, packages in project["optional-dependencies"].items()
+    }
+    assert {name: packages for name, (packages, _) in EXTRAS.items()} | {"dev": declared["dev"]} == declared
+    monkeypatch.setitem(EXTRAS, "tune", (["optuna", "not-there"], "searches"))
+    (row,) = [row for row in json.loads(elle("doctor", "--json").out) if row["what"] == "extra tune"]
+    assert row["advice"] == "for searches: pip install 'elle-at[tune]'"
 
 
 def test_training_prints_every_epoch_and_where_everything_is(train_quickly, tmp_path):

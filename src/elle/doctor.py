@@ -12,6 +12,17 @@ from elle.data.registry import DATASETS, ROOT_VARIABLE, data_folder, load_datase
 from elle.errors import InputError
 from elle.version import __version__
 
+EXTRAS = {
+    "png": (["cairosvg"], "figures as PNG and PDF"),
+    "tensorboard": (["tensorboard"], "elle train --tensorboard"),
+    "autoattack": (["pyautoattack"], "elle evaluate --engine reference"),
+    "parquet": (["pyarrow"], "parquet files, and elle sweep --out s3://..."),
+    "ray": (["ray"], "elle sweep --on ray"),
+    "tune": (["optuna"], "elle tune --search optuna"),
+    "onnx": (["onnx", "onnxscript", "onnxruntime"], "elle export --to onnx"),
+}
+"""The optional packages by the name they are installed under, and what they are for."""
+
 
 def examine() -> list[dict[str, str]]:
     """One row for each thing looked at: what, found, advice (empty where nothing is missing)."""
@@ -22,6 +33,7 @@ def examine() -> list[dict[str, str]]:
         _row("cpu", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"),
         *_gpu(),
         _packages(),
+        *(_extra(name) for name in EXTRAS),
     ]
     return rows + [_dataset(name) for name in DATASETS]
 
@@ -49,13 +61,26 @@ def _gpu() -> list[dict[str, str]]:
 
 def _packages() -> dict[str, str]:
     """What elle itself needs beside torch."""
+    found, missing = _versions(["numpy", "safetensors", "pydantic", "typer", "rich", "scikit-learn", "pillow"])
+    return _row("packages", found, f"pip install {' '.join(missing)}" if missing else "")
+
+
+def _extra(name: str) -> dict[str, str]:
+    packages, purpose = EXTRAS[name]
+    found, missing = _versions(packages)
+    advice = f"for {purpose}: pip install 'elle-at[{name}]'" if missing else ""
+    return _row(f"extra {name}", found or "not installed", advice)
+
+
+def _versions(packages: list[str]) -> tuple[str, list[str]]:
+    """Those that are installed, with their versions, and the others."""
     found, missing = [], []
-    for name in ("numpy", "safetensors", "pydantic", "typer", "rich", "scikit-learn", "pillow"):
+    for name in packages:
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             missing.append(name)
-    return _row("packages", ", ".join(found), f"pip install {' '.join(missing)}" if missing else "")
+    return ", ".join(found), missing
 
 
 def _dataset(name: str) -> dict[str, str]:
