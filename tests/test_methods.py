@@ -150,6 +150,19 @@ def test_a_row_is_found_by_its_name_and_holds_no_state(name):
 
 
 @every_row
+def test_a_row_says_whether_it_differentiates_a_gradient(name, monkeypatch):
+    kept, gradient_of = [], torch.autograd.grad
+
+    def watched(*arguments, create_graph=False, **others):
+        kept.append(create_graph)
+        return gradient_of(*arguments, create_graph=create_graph, **others)
+
+    monkeypatch.setattr(torch.autograd, "grad", watched)
+    backward(METHODS[name], conv_net(), *images(8))
+    assert METHODS[name].double_backpropagation == any(kept)
+
+
+@every_row
 def test_a_row_has_a_regulariser_exactly_where_it_has_a_weight(name):
     row = METHODS[name]
     assert (row.regulariser is None) == (row.weight is None) == (row.penalty is None)

@@ -470,6 +470,12 @@ def test_a_replayed_perturbation_moves_up_the_gradient_and_stays_in_the_ball(mod
             torch.testing.assert_close(x + delta, fgsm(model, x, y, EPS, norm=norm))
 
 
+def test_a_replayed_perturbation_moves_on_from_where_it_was():
+    delta, gradient = torch.tensor([[0.1, -0.1, 0.04, 0.0]]), torch.tensor([[-3.0, -2.0, 1.0, 0.5]])
+    moved = Replay(alpha=0.5).moved(delta, gradient, 0.1)
+    torch.testing.assert_close(moved, torch.tensor([[0.05, -0.1, 0.09, 0.05]]))
+
+
 def test_a_replayed_perturbation_survives_a_gradient_that_is_not_finite():
     x = torch.full((3, 5), 0.5)
     gradient = torch.ones_like(x)
