@@ -141,6 +141,16 @@ def test_the_doctor_names_what_is_there_and_what_is_missing(elle, tmp_path, monk
     assert "no folder" not in found
 
 
+def test_on_a_narrow_terminal_no_name_of_a_method_is_cut_off(elle, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    lines = elle("methods").out.splitlines()[:-2]
+    assert max(map(len, lines)) <= 80
+    assert set(METHODS) <= {line.split()[0] for line in lines}
+    assert not [line for line in lines if "…" in line]
+
+
 def test_the_doctor_looks_for_every_extra_and_says_how_to_install_one(elle, monkeypatch):
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
     declared = {

@@ -27,7 +27,10 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        # On a narrow terminal nothing is cut off, and a name, by which a row is asked for, stays in one piece.
+        table.add_column(column, overflow="fold", no_wrap=not number and all(len(row[0]) <= 24 for row in rows))
     for row in rows:
         table.add_row(*map(Text, row))  # as it is: a class may be called [red]
     Console(width=None if sys.stdout.isatty() else 160).print(table)
