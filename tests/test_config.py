@@ -465,3 +465,9 @@ def test_what_a_value_should_be_is_said_in_plain_words(word, wanted):
 def test_images_are_normalised_where_a_method_is_meant_for_that(words, expected):
     resolved = load_config(["data=digits", *words]).resolved()
     assert resolved.normalise == resolved.resolved().normalise == expected
+
+
+def test_the_optimizer_s_defaults_are_the_paper_s():
+    config = load_config(["data=cifar10"]).resolved()
+    assert (config.momentum, config.weight_decay, config.validation) == (0.9, 5e-4, 1024)
+    assert (config.batch, config.lr, config.epochs, config.schedule) == (128, 0.2, 30, "short")
