@@ -108,6 +108,14 @@ def test_the_smallest_distance_is_that_of_all_pairs(spread, shape):
         assert a.y[i] != b.y[j]
 
 
+def test_the_search_does_not_end_at_the_first_pair_that_is_near_enough():
+    """Pairs are compared some thousands at a time: more are candidates here, and the nearest two are found last."""
+    x = np.random.default_rng(0).integers(100, 115, (200, 1, 6, 6)).astype(np.uint8)
+    x[199] = x[198] + 1
+    images = Split(x, np.arange(200) % 2)
+    assert closest(images, images) == Closest(1, (198, 199))
+
+
 def test_blocks_change_nothing(monkeypatch):
     first, second = some(300, 40, 5, 0), some(200, 40, 5, 1)
     whole = [closest(first, first).distance, closest(second, first).distance]

@@ -314,6 +314,18 @@ def test_a_run_of_two_ranks_continues_on_one(two, method):
     run = two / f"{method}-at-9"
     train(configuration(run, method), resume=True)
     torch.testing.assert_close(column(run, "loss"), column(two / method, "loss"), rtol=0, atol=1e-6)
+    assert trained_on(run) == ([2, 1], "all ranks")
+
+
+def test_a_result_says_how_many_trained_and_not_how_many_evaluated(two, tmp_path):
+    run = shutil.copytree(two / "elle-a", tmp_path / "elle-a")
+    train(configuration(run, "elle-a"), resume=True)
+    assert trained_on(run) == (2, "all ranks")
+
+
+def trained_on(run):
+    result = json.loads((run / "result.json").read_text())
+    return result["ranks"], result["batchnorm"]
 
 
 def test_a_signal_to_one_rank_stops_both_at_the_same_step(two):

@@ -100,6 +100,7 @@ class Run:
         self.schedule = SCHEDULES[given(config.schedule)]
         self.history: list[Record] = []
         self.done = 0
+        self.trained_on: list[int] = []  # numbers of ranks, one after the other
         self.epoch_seconds = 0.0
 
     @property
@@ -154,6 +155,7 @@ class Run:
         except (KeyError, RuntimeError, TypeError) as problem:
             raise InputError(f"{path} does not fit this run: {problem}") from None
         self.done, self.history, self.epoch_seconds = header["step"], header["history"], header["epoch_seconds"]
+        self.trained_on = header.get("ranks", [])
         # Records after the checkpoint come again; anything newer on disk is from work that is being redone.
         self.rewrite()
         self.files.event("resume", step=self.done)
@@ -208,6 +210,8 @@ class Run:
         """Train the rest of an epoch; `stopped` names a signal to stop, and must tell it where it is asked to."""
         epoch, first = self.timetable.place(self.done)
         self._enter(epoch, first)
+        if self.trained_on[-1:] != [self.ranks.count]:
+            self.trained_on.append(self.ranks.count)
         started = time.perf_counter()
         for k in range(first, self.steps_per_epoch):
             fraction = self.timetable.share(self.done)
@@ -299,6 +303,7 @@ class Run:
             "network": self.model_header(),
             "history": self.history,
             "epoch_seconds": self.epoch_seconds,
+            "ranks": self.trained_on,
         }
         self.files.save(self.done, self.step.state() | healthy, header | guarded)
 

@@ -29,7 +29,9 @@ def conclude(run: Run) -> dict[str, Any]:
     """Write the weights, evaluate on the test set, all ranks together, and write the result."""
     with run.step.trained(), stopped_at_once(lambda: _SAVED):
         final = _final(run)
-    config, ranks = run.config, run.ranks
+    config = run.config
+    # Of those that trained: what is left of a run, or its evaluation alone, may be done by another number.
+    ranks = run.trained_on or [run.ranks.count]
     epoch_seconds = [record["seconds"] for record in run.history]
     # Not of an epoch that max_steps cuts short.
     whole = [record["seconds"] for record in run.history if run.timetable.place(record["step"])[1] == 0]
@@ -38,8 +40,8 @@ def conclude(run: Run) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": hardware_name(run.device),
         "precision": run.precision,
-        "ranks": ranks.count,
-        "batchnorm": "all ranks" if config.sync_bn and ranks.count > 1 else "each rank",
+        "ranks": ranks[0] if len(ranks) == 1 else ranks,
+        "batchnorm": "all ranks" if config.sync_bn and max(ranks) > 1 else "each rank",
         "config": config.model_dump(),
         "classes": list(run.images.classes),
         "steps": run.done,
