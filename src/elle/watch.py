@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elle.config import format_radius
-from elle.experiments.rundir import RunDirectory, open_runs, unique_names
+from elle.experiments.rundir import RunDirectory, goes_on, method_after, open_runs, unique_names
 from elle.experiments.training import is_running
 
 _COLUMNS = ("run", "method", "eps", "epoch", "loss", "training", "clean", "multi-step", "best", "E_lin", "weight",
@@ -95,7 +95,7 @@ def _number(value: Any, shape: str) -> str:
 
 def _state(run: RunDirectory) -> str:
     step = run.collapse_step()
-    rollbacks = sum(event["event"] == "rollback" for event in run.events)
+    rollbacks = run.rollbacks()
     words = "training" if run.records or run.probes else "starting"
     if run.stopped() is not None:
         words = "stopped"
@@ -127,7 +127,8 @@ def _said(run: RunDirectory) -> list[str]:
         if "evidence" in event:
             lines.append(f"{event['event'].replace('_', ' ')} at step {event['step']}: {event['evidence']}")
         elif event["event"] == "rollback":
-            lines.append(f"rolled back from step {event['undone_from']} to {event['step']}: now {event['method']}")
+            now = f": now {method_after(event)}" if goes_on(event) else ""
+            lines.append(f"rolled back from step {event['undone_from']} to {event['step']}{now}")
     reason = run.stopped()
     if reason:
         lines.append(reason)

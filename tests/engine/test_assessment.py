@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from elle.engine import assessment
 from elle.engine.assessment import PARTS, Job, assess_run
 from elle.engine.subject import Source, load_subject
 from elle.errors import InputError, WorkError
+from elle.evaluation.evaluate import device_name
 from elle.evaluation.units import Settings
 
 CPU = torch.device("cpu")
@@ -164,6 +166,14 @@ def test_a_record_names_weights_data_and_hardware(finished_run, whole):
     assert (whole["data"]["name"], whole["data"]["count"]) == ("digits", 100)
     assert whole["class_names"] == list("0123456789")
     assert len(whole["devices"]) == 1
+
+
+def test_a_record_names_the_processor_where_linux_tells_it(monkeypatch):
+    told = "processor\t: 0\nmodel name\t: Quick 9000: 2 GHz\nprocessor\t: 1\nmodel name\t: Quick 9000: 2 GHz\n"
+    monkeypatch.setattr(Path, "read_text", lambda path: {"/proc/cpuinfo": told}[str(path)])
+    assert device_name(CPU) == "Quick 9000: 2 GHz"
+    monkeypatch.setattr(Path, "read_text", lambda path: "processor\t: 0\nBogoMIPS\t: 50.00\n")
+    assert device_name(CPU) in (platform.processor(), platform.machine())
 
 
 def test_saved_examples_are_what_was_counted(finished_run, tmp_path):

@@ -158,6 +158,7 @@ def test_stopping_leaves_the_last_healthy_state(settings, tmp_path, collapsing):
     ) as told:
         train(settings("epochs=3", "on_collapse=stop"), watcher=Watcher(said=said.append))
     assert events(tmp_path / "run") == [("collapse", 36), ("rollback", 18), ("stop", 18)]
+    assert open_run(tmp_path / "run").rollbacks() == 0
     assert lines(tmp_path / "run" / "events.jsonl")[-1]["reason"] == str(told.value)
     assert not any("going on" in text for text in said)
     assert [path.name for path in checkpoint.checkpoints(tmp_path / "run")] == ["step-00000018.safetensors"]
@@ -330,6 +331,7 @@ def test_the_guard_never_loops_forever(settings, tmp_path, collapsing):
     with pytest.raises(WorkError, match=f"stopped after {MAX_ROLLBACKS} rollbacks: .* start again with method=elle-a"):
         train(settings("epochs=3", "on_collapse=rollback"))
     assert [name for name, _ in events(tmp_path / "run")] == ["collapse", "rollback"] * (MAX_ROLLBACKS + 1) + ["stop"]
+    assert open_run(tmp_path / "run").rollbacks() == MAX_ROLLBACKS, "the stop, which goes back too, is one of them"
     with pytest.raises(WorkError, match=f"stopped after {MAX_ROLLBACKS} rollbacks"):
         train(settings("epochs=3", "on_collapse=rollback"), resume=True)
 

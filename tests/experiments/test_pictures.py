@@ -277,6 +277,20 @@ def test_runs_are_watched_side_by_side(elle, tmp_path):
         assert part in outcome.out, part
 
 
+def test_a_run_that_goes_back_to_stop_there_does_not_go_on(elle, tmp_path):
+    fell = {"event": "collapse", "step": 35, "since": 30, "evidence": "it fell", "confidence": "high"}
+    back = {"event": "rollback", "step": 20, "undone_from": 35, "probes": [], "method": "fgsm+elle-a", "weight": 600.0}
+    stop = {"event": "stop", "step": 20, "reason": "stopped after 1 rollbacks"}
+    events = [fell, back | {"goes_on": True}, fell, back | {"goes_on": False}, stop]
+    run = run_directory(tmp_path / "run", epochs=2, finished=False, events=events)
+    watched = elle("watch", "--once", run).out
+    assert "stopped, rolled back 1 x" in watched
+    assert watched.count("rolled back from step 35 to 20: now fgsm+elle-a at weight 600\n") == 1
+    assert watched.count("rolled back from step 35 to 20\n") == 1
+    assert elle("plot", run, "--out", tmp_path / "page.html").code == 0
+    assert "It was undone: back to step 20, where the run stopped." in (tmp_path / "page.html").read_text()
+
+
 def test_a_narrow_terminal_shows_fewer_columns_and_those_whole(tmp_path):
     run = open_run(run_directory(tmp_path / "digits-n-fgsm-eps0.2-seed0", fall=4))
     console = Console(width=80)

@@ -179,6 +179,7 @@ class Guard:
         readings = self.monitor.forget(run.done)
         weight = None if method.weight is None else method.weight.value
         known = {"undone_from": at, "method": method.name, "weight": weight, "records": dropped, "probes": readings}
+        known["goes_on"] = stronger  # else it stops here, and is not one of the rollbacks that are counted
         # Told before it is saved: a run killed in between rolls back once more, and one that goes on from what is saved
         # would never tell it.
         run.files.event("rollback", step=run.done, **known)

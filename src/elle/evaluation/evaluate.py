@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,7 +147,14 @@ def search_precision(device: torch.device) -> Precision:
 
 def device_name(device: torch.device) -> str:
     """The GPU's name, or the processor's."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    # Linux knows the processor by this file alone: Python's own answer there is empty, or x86_64.
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine() or "cpu"
 
 
 def record_of(

@@ -11,7 +11,7 @@ from elle.config import format_radius
 from elle.experiments.chart import Chart, Series
 from elle.experiments.heatmap import Heatmap
 from elle.experiments.page import Part, Table, write_page
-from elle.experiments.rundir import RunDirectory, unique_names
+from elle.experiments.rundir import RunDirectory, goes_on, method_after, unique_names
 
 Surfaces = Mapping[str, dict[str, Any]]
 """By the run's name: the loss around images before and after its collapse"""
@@ -162,7 +162,7 @@ def _summary(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
                 f"{max(levels):.1%}" if levels else "-",
                 f"{levels[-1]:.1%}" if levels else "-",
                 ", ".join(f"{at:.1f}{_OUTCOMES[word]}" for at, word in falls(run)) or "-",
-                str(sum(event["event"] == "rollback" for event in run.events)),
+                str(run.rollbacks()),
             )
         )
     columns = ("Run", "Method", "Data", "eps", "Epochs", "Multi-step, best", "Multi-step, last",
@@ -179,5 +179,6 @@ def _sentence(run: RunDirectory, name: str) -> str:
     if last.get("event") == "recovery":
         sentence += f" It had recovered at step {last['step']}."
     elif last.get("event") == "rollback":
-        sentence += f" It was undone: back to step {last['step']}, from there with {last['method']}."
+        after = f"from there with {method_after(last)}" if goes_on(last) else "where the run stopped"
+        sentence += f" It was undone: back to step {last['step']}, {after}."
     return sentence

@@ -103,8 +103,11 @@ class RunDirectory:
         if not (self.result or {}).get("rollbacks"):
             return None
         last = next((event for event in reversed(self.events) if event["event"] == "rollback"), {})
-        weight = f" at weight {last['weight']:g}" if last.get("weight") is not None else ""
-        return f"{last.get('method', 'a stronger method')}{weight}"
+        return method_after(last)
+
+    def rollbacks(self) -> int:
+        """How often it went on with a stronger method; a run that stops at a collapse goes back too, to end there."""
+        return sum(event["event"] == "rollback" and goes_on(event) for event in self.events)
 
     def stopped(self) -> str | None:
         """Why the run ended before its end; None where it goes on, has finished, or died without a word."""
@@ -130,6 +133,17 @@ class RunDirectory:
             elif _before(event, told):
                 told = None
         return self.collapse_step()
+
+
+def goes_on(rollback: Record) -> bool:
+    """Whether the run trained on from where it went back to; it did in records of versions that did not say."""
+    return bool(rollback.get("goes_on", True))
+
+
+def method_after(rollback: Record) -> str:
+    """The method with which a run went on."""
+    weight = f" at weight {rollback['weight']:g}" if rollback.get("weight") is not None else ""
+    return f"{rollback.get('method', 'a stronger method')}{weight}"
 
 
 def _begun(collapse: Record) -> int:

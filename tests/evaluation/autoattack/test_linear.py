@@ -5,6 +5,8 @@ import torch
 from torch import Tensor
 
 from elle.evaluation.autoattack import ORDER, Budget, reference, search
+from elle.evaluation.evaluate import assess
+from elle.evaluation.results import unpacked
 from tests.networks import Affine
 
 EPS = {"linf": 0.04, "l2": 0.2, "l1": 0.3}
@@ -40,6 +42,14 @@ def test_a_gradient_attack_breaks_exactly_the_points_within_reach(name, norm):
     model, x, y = two_classes(norm, [0.3, 0.9, 0.98, 0.99, 1.001, 1.01, 1.5])
     x_adv = search(name, model, x, y, EPS[norm], norm=norm, classes=2, seed=0)
     assert broken(x, x_adv) == [True] * 4 + [False] * 3
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("name", ["fgsm", "pgd-10", "pgd-20", "pgd-50-2"])
+def test_steps_up_the_gradient_break_exactly_the_points_within_reach(name, norm):
+    model, x, y = two_classes(norm, [0.3, 0.9, 0.98, 0.99, 1.001, 1.01, 1.5])
+    record = assess(model, x, y, name, EPS[norm], norm=norm)
+    assert unpacked(record["attacks"][name]["survived"], len(x)).tolist() == [False] * 4 + [True] * 3
 
 
 def test_square_breaks_exactly_the_points_within_reach_in_linf():
