@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -118,7 +120,9 @@ def _carry_out(items: list[Item], executor: Executor, folder: Path, store: Objec
     try:
         if store:
             store.even_out(folder, items)
-        with SweepView(items, to_stderr=to_stderr) as view:
+        # Ray tells of a lost node on stdout, from a thread of its own.
+        shown = sys.stderr if to_stderr else sys.stdout
+        with contextlib.redirect_stdout(shown), SweepView(items, to_stderr=to_stderr) as view:
             run_sweep(items, executor, changed)
     except KeyboardInterrupt:
         _interrupted(items, folder)

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from elle.core.linearity import Linearity
 from elle.engine.leaving_out import LeavingOut
+from elle.engine.loop import Watcher, train
 from elle.methods import METHODS, configured
 from tests.engine.steps import make_step, small_cnn
 
@@ -105,6 +106,20 @@ def test_choosing_what_to_leave_out_reads_one_value_a_step():
     with Waits() as waits:
         run(torch.arange(8))
     assert waits.found == ["__float__", "_local_scalar_dense"]
+
+
+def test_nor_does_what_the_loop_does_between_two_steps(settings):
+    waits = Waits()
+
+    def stepped(step):
+        if step == 2:
+            waits.__enter__()
+        elif step == 5:
+            waits.__exit__(None, None, None)
+
+    config = settings("method=elle-a", "epochs=1", "max_steps=6", "probe_every=0", "final=clean")
+    train(config, watcher=Watcher(stepped=stepped))
+    assert waits.found == []
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,22 @@ def test_tables_hold_mean_and_std_and_mark_the_best(collected):
     }
 
 
+@pytest.mark.parametrize(
+    ("methods", "marks"),
+    [
+        # As N-FGSM and ELLE at 26/255 in the paper's Figure 4c.
+        (("n-fgsm", "elle", "pgd-10"), {(0, 1): "collapsed", (1, 1): "best"}),
+        (("elle", "pgd-10"), {}),  # one alone has beaten nobody
+    ],
+)
+def test_who_alone_has_held_is_the_best(tmp_path, methods, marks):
+    for number, method in enumerate(methods):
+        path = tmp_path / f"{number}-{method}"
+        write_result(run_directory(path, f"method={method}", "eps=26/255", fall=3 if method == "n-fgsm" else None), 14)
+    collected = gather([str(tmp_path)])
+    assert result_tables(collected, lay_out(collected))[0].marks == marks
+
+
 def test_without_a_recipe_the_strongest_attack_comes_first(tmp_path):
     run = run_directory(tmp_path / "run", "model=small-cnn")
     strongest_first = ["autoattack", "pgd-50-10", "pgd-20-10", "pgd-20-2", "pgd-20", "pgd-9-10", "pgd-9"]

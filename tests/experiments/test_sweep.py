@@ -262,6 +262,37 @@ def items_in(folder, count=3):
     return [Item(load_config(["data=digits", f"seed={k}"]).resolved(), folder / f"run{k}") for k in range(count)]
 
 
+class Talking:
+    """Ends each run at once and, as Ray does where a node is lost, speaks on stdout of its own accord."""
+
+    slots = 9
+
+    def __init__(self):
+        self.ends = []
+
+    def start(self, item):
+        print("(raylet) a node is lost")
+        self.ends.append((item, None))
+
+    def ended(self):
+        ends, self.ends = self.ends, []
+        return ends
+
+    def stop(self):
+        print("(raylet) and was lost once more")
+
+
+def test_what_a_cluster_says_is_no_part_of_the_json(tmp_path, elle, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("elle.cli_sweep._local", lambda *_: Talking())
+    tiny_recipe(tmp_path)
+    told = elle("sweep", "tiny.toml", "--json")
+    assert [row["state"] for row in json.loads(told.out)] == ["finished"] * 4
+    assert "a node is lost" in told.err
+    assert "once more" in told.err
+    assert "a node is lost" in elle("sweep", "tiny.toml").out
+
+
 def test_an_interrupt_stops_the_children_and_keeps_the_order(tmp_path):
     items, executor = items_in(tmp_path), Fake([None, "interrupt"])
     with pytest.raises(KeyboardInterrupt):

@@ -93,12 +93,12 @@ def _marks(
     rivals: dict[tuple[int, int], Score], reference: set[tuple[int, int]], metric: str
 ) -> dict[tuple[int, int], Mark]:
     marks: dict[tuple[int, int], Mark] = {place: "collapsed" for place, score in rivals.items() if score.collapsed}
-    # As printed: two numbers that read the same share a mark. One alone has beaten nobody.
+    if len(rivals.keys() - reference) < 2:  # one alone has beaten nobody
+        return marks
+    # As printed: two numbers that read the same share a mark.
     factor = unit(metric)[1]
     others = rivals.keys() - marks.keys() - reference
     able = {place: round(factor * rivals[place].mean, 2) for place in others}
-    if len(able) < 2:
-        return marks
     levels = sorted(set(able.values()), reverse=metric not in TIMES)[:2]
     names: list[Mark] = ["best", "second"]
     for level, name in zip(levels, names, strict=False):

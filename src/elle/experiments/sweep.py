@@ -70,7 +70,7 @@ class Executor(Protocol):
         """Runs that have ended since the last look, with the reason where they failed."""
 
     def stop(self) -> None:
-        """End every run gently: what is trained is kept."""
+        """End what still runs gently, so that what is trained is kept, and let go of the place where it ran."""
 
 
 def run_name(config: Config) -> str:
@@ -143,12 +143,11 @@ def run_sweep(
                         item.look()
                 show(None)
                 time.sleep(pause)
-    except BaseException:
+    finally:
         executor.stop()
         for item in items:
             if item.state == "running":
                 item.state = "finished" if is_finished(item.path) else "stopped"
-        raise
 
 
 def _settle(item: Item, reason: str | None) -> None:
