@@ -302,6 +302,30 @@ def test_autoattack_is_not_tracked_while_training(elle):
     assert "name it in `final` instead" in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("accuracy", 0.99),
+        ("accuracy", None),
+        ("accuracy", []),
+        ("total", 7),
+        ("total", None),
+        ("eps", None),
+        ("eps", float("nan")),
+    ],
+)
+def test_an_evaluation_whose_numbers_do_not_agree_is_not_compared(elle, run_copy, place, value):
+    elle("evaluate", run_copy, "--attack", "clean", "--limit", 20)
+    file = run_copy / "evaluation.json"
+    record = json.loads(file.read_text())
+    assert elle("compare", file, file).code == 0
+    (record if place == "eps" else record["attacks"]["clean"])[place] = value
+    (run_copy / "other.json").write_text(json.dumps(record))
+    outcome = elle("compare", file, run_copy / "other.json")
+    assert_one_line(outcome, 2)
+    assert "other.json is damaged" in outcome.err
+
+
 def test_two_evaluations_are_compared(elle, run_copy, tmp_path):
     for name, eps in (("a", "8/255"), ("b", "0.4")):
         assert elle("evaluate", run_copy, "--attack", "clean,fgsm", "--eps", eps, "--out", tmp_path / name).code == 0
