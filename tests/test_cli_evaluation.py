@@ -2,8 +2,10 @@
 
 import json
 import os
+import pickle
 import signal
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -279,10 +281,14 @@ def test_a_pickle_with_code_in_it_is_not_run(elle, tiny, tmp_path):
 
     words = tiny(3, "w.pt")
     torch.save(Bad(), tmp_path / "w.pt")
-    outcome = elle(*words)
-    assert_one_line(outcome, 2)
-    assert "state_dict" in outcome.err
-    assert not (tmp_path / "written").exists()
+    for content in ((tmp_path / "w.pt").read_bytes(), pickle.dumps(Bad(), 5)):  # of the second torch warns too
+        (tmp_path / "w.pt").write_bytes(content)
+        with warnings.catch_warnings(record=True) as warned:
+            outcome = elle(*words)
+        assert_one_line(outcome, 2)
+        assert "state_dict" in outcome.err
+        assert not warned
+        assert not (tmp_path / "written").exists()
 
 
 @pytest.mark.parametrize("words", [[], ["--weights", "w.pt"], ["--weights", "w.pt", "--model", "small-cnn"]])
@@ -294,6 +300,30 @@ def test_autoattack_is_not_tracked_while_training(elle):
     outcome = elle("train", "data=digits", "track=clean,autoattack", "device=cpu")
     assert_one_line(outcome, 2)
     assert "name it in `final` instead" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("accuracy", 0.99),
+        ("accuracy", None),
+        ("accuracy", []),
+        ("total", 7),
+        ("total", None),
+        ("eps", None),
+        ("eps", float("nan")),
+    ],
+)
+def test_an_evaluation_whose_numbers_do_not_agree_is_not_compared(elle, run_copy, place, value):
+    elle("evaluate", run_copy, "--attack", "clean", "--limit", 20)
+    file = run_copy / "evaluation.json"
+    record = json.loads(file.read_text())
+    assert elle("compare", file, file).code == 0
+    (record if place == "eps" else record["attacks"]["clean"])[place] = value
+    (run_copy / "other.json").write_text(json.dumps(record))
+    outcome = elle("compare", file, run_copy / "other.json")
+    assert_one_line(outcome, 2)
+    assert "other.json is damaged" in outcome.err
 
 
 def test_two_evaluations_are_compared(elle, run_copy, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -234,10 +235,15 @@ def read_record(path: Path) -> dict[str, Any]:
     if missing := [key for key in (*COMPARED, "data", "attacks") if key not in record]:
         raise InputError(f"{file} is not a whole record: it has no {missing[0]!r}; evaluate again")
     try:
+        whole = math.isfinite(record["eps"]) and "name" in record["data"]
         for one in record["attacks"].values():
-            unpacked(one["survived"], record["data"]["count"])
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise InputError(f"{file} is damaged: it does not tell for every point how it fared; evaluate again") from None
+            survived = unpacked(one["survived"], record["data"]["count"])
+            # Beside each other in a comparison: an accuracy of other points than those counted would tell of another.
+            whole &= one["total"] == len(survived) and one["accuracy"] == int(survived.sum()) / len(survived)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        whole = False
+    if not whole:
+        raise InputError(f"{file} is damaged: it does not tell for every point how it fared; evaluate again")
     return record
 
 

@@ -10,7 +10,7 @@ import elle
 from elle.data.registry import load_dataset
 from elle.engine import checkpoint
 from elle.engine.loop import Run, Watcher, train
-from elle.engine.trained import load, load_run
+from elle.engine.trained import kept_network, load, load_run
 from elle.errors import InputError, WorkError
 
 
@@ -66,6 +66,42 @@ def test_an_activation_that_does_not_exist_is_refused(run_copy):
     rewrite(run_copy, activation="tanh")
     with pytest.raises(InputError, match="activation 'tanh' does not exist"):
         load_run(run_copy)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model", None),
+        ("model", ["small-cnn"]),
+        ("activation", []),
+        ("shape", None),
+        ("shape", [8, 8]),
+        ("shape", [1, 8, -8]),
+        ("shape", [1, 8.0, 8]),
+        ("shape", [1, 8, 10**30]),
+        ("classes", None),
+        ("classes", []),
+        ("classes", [0, 1]),
+    ],
+)
+def test_a_header_that_does_not_say_what_the_network_is_is_named_in_one_line(run_copy, key, value):
+    path = rewrite(run_copy, **{key: value})
+    with pytest.raises(InputError, match=f"model.safetensors is damaged: its header has no {key} "):
+        load(path)
+    tensors, header = checkpoint.read_tensors(path)
+    del header[key]
+    checkpoint.write_tensors(path, tensors, header)
+    if key != "activation":  # runs of former versions do not name it
+        with pytest.raises(InputError, match=f"its header has no {key} "):
+            load_run(run_copy)
+
+
+@pytest.mark.parametrize("network", [None, [], "small-cnn"])
+def test_a_checkpoint_whose_network_is_no_description_is_refused(run_copy, network):
+    path = rewrite(run_copy, kind="checkpoint", network=network)
+    assert kept_network(path) is None
+    with pytest.raises(InputError, match="is not a model that `elle train` wrote"):
+        load(path)
 
 
 def test_a_run_read_back_is_in_eval_mode_and_knows_its_settings(finished_run):

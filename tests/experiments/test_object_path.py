@@ -1,6 +1,7 @@
 """A sweep whose finished runs are kept under an object path: copied, fetched, told about when that fails."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,6 +40,25 @@ def test_what_is_finished_here_or_there_is_soon_in_both(made, tmp_path):
     ObjectPath(there.as_uri()).even_out(made.path.parent, [made])
     assert made.state == "finished"
     assert files(made.path.parent) == [*kept, MANIFEST]
+
+
+@pytest.mark.parametrize("name", ["../../outside", "images/../../../outside", "{root}/outside"])
+def test_an_object_whose_name_leaves_its_run_is_not_fetched(made, tmp_path, name):
+    store = ObjectPath((tmp_path / "bucket").as_uri())
+    store.put(made)
+    place, real = f"{tmp_path}/bucket/one", store._files
+
+    class Bucket:
+        def get_file_info(self, _):
+            return [SimpleNamespace(path=f"{place}/{name.format(root=tmp_path)}", type=store._fs.FileType.File)]
+
+        def open_input_stream(self, _):
+            return real.open_input_stream(f"{place}/result.json")
+
+    store._files = Bucket()
+    with pytest.raises(WorkError, match="outside', which leaves the folder of its run; remove it there"):
+        store._fetch(made)
+    assert not list(tmp_path.rglob("outside"))
 
 
 def test_half_a_run_does_not_count(made, tmp_path):

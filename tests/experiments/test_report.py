@@ -686,13 +686,15 @@ def test_numbers_of_fewer_seeds_are_told(folder):
 
 
 def test_markdown_shows_names_as_they_are():
-    table = Table("a|b <i>", ("method \\ eps", "[c]"), [["__x__ *y*", "E_lin `z`"]])
+    table = Table("a|b <i>", ("method \\ eps", "[c]"), [["__x__ *y*", "E_lin `z`"]], note="on <b>")
     assert markdown(table).splitlines() == [
         r"### a\|b \<i\>",
         "",
         r"| method \ eps | \[c\] |",
         "|---|---|",
         r"| \_\_x\_\_ \*y\* | E_lin \`z\` |",
+        "",
+        r"on \<b\>",
     ]
 
 

@@ -1,7 +1,10 @@
 """Steps and epochs of a run, also of one whose epochs differ in length."""
 
+import json
+
 import pytest
 
+from elle.errors import InputError
 from elle.experiments.delayed import delayed_collapse
 from elle.experiments.rundir import open_run
 
@@ -31,6 +34,12 @@ def test_the_epochs_of_a_run_in_phases_have_their_own_lengths(tmp_path):
     assert run.collapse_step() == 28
 
 
+def test_a_record_that_is_there_twice_takes_no_time(tmp_path):
+    path = run_directory(tmp_path / "run", epochs=1)
+    write_lines(path / "metrics.jsonl", [{"epoch": 1, "step": STEPS}] * 2)
+    assert (open_run(path).epochs(), open_run(path).epoch_of(STEPS + 1)) == (1, 1)
+
+
 def test_an_epoch_that_max_steps_cuts_short_counts_as_far_as_it_went(tmp_path):
     path = run_directory(tmp_path / "run", epochs=2)
     cut = {"epoch": 2, "step": STEPS + 2, "epoch_steps": STEPS}
@@ -50,3 +59,42 @@ def test_a_run_without_an_epoch_has_not_held(tmp_path):
     assert [(one["runs"], one["holds_to"], one["epochs_held"]) for one in delayed_collapse(begun)] == [(1, 0.1, 6)]
     (row,) = delayed_collapse([open_run(tmp_path / "0.1"), open_run(tmp_path / "0.2")])
     assert (row["first_collapse_eps"], row["first_collapse_epoch"]) == (0.2, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("metrics.jsonl", {"epoch": 1}),
+        ("metrics.jsonl", {"epoch": float("inf"), "step": STEPS}),
+        ("metrics.jsonl", {"epoch": 1, "step": STEPS, "pgd-10": [0.5]}),
+        ("probes.jsonl", {"clean": 0.5}),
+        ("probes.jsonl", {"step": STEPS, "multi": "0.5"}),
+        ("events.jsonl", {"step": STEPS}),
+        ("events.jsonl", {"event": "resume", "stfp": STEPS}),
+        ("events.jsonl", {"event": "collapse", "step": STEPS, "since": float("nan")}),
+        ("events.jsonl", {"event": "rollback", "step": STEPS, "weight": "4000"}),
+        ("events.jsonl", {"event": "rollback", "step": STEPS, "probes": [{"clean": 0.5}]}),
+        ("steps.jsonl", {"epoch": 1, "step": 1, "loss": 2.0}),
+    ],
+)
+def test_a_damaged_line_that_is_still_json_is_named(tmp_path, file, line):
+    path = run_directory(tmp_path / "run", epochs=2)
+    write_lines(path / file, [line])
+    with pytest.raises(InputError, match=f"{file} is damaged in line 1: .*; take that line out"):
+        open_run(path).steps()
+
+
+def test_a_line_of_what_was_not_measured_or_diverged_is_whole(tmp_path):
+    path = run_directory(tmp_path / "run", epochs=1)
+    record = {"epoch": 1, "step": STEPS, "error": None, "loss": float("nan")}
+    write_lines(path / "metrics.jsonl", [record])
+    assert open_run(path).records[0].keys() == record.keys()
+
+
+@pytest.mark.parametrize("key", ["collapse_epoch", "train_seconds"])
+def test_a_number_of_a_result_that_is_none_is_named(tmp_path, key):
+    path = run_directory(tmp_path / "run", epochs=1)
+    result = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps(result | {key: "soon"}))
+    with pytest.raises(InputError, match=f"result.json is damaged: its {key} is not a number"):
+        open_run(path)

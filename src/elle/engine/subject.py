@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,7 +190,9 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             found = load_file(file)
         else:
-            found = torch.load(file, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a pickle that is refused, or read, all the same
+                found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # torch's own words advise to run what is in the file
         raise InputError(
             f"--weights {file} holds more than tensors, or is no torch file; "

@@ -19,6 +19,9 @@ from elle.engine.same_images import check_test_images
 from elle.errors import InputError
 from elle.models.registry import build_model
 
+_LARGEST = 2**14
+"""Channels, or pixels to a side, of the images of a network: far beyond any that can be trained here."""
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -79,8 +82,7 @@ def load_network(weights: Path, checkpoint: bool = True) -> tuple[nn.Module, dic
         kept = "average." if any(name.startswith("average.") for name in tensors) else "model."
         tensors = {name.removeprefix(kept): tensors[name] for name in tensors if name.startswith(kept)}
         header = header["network"]
-    if header.get("kind") != "model":
-        raise InputError(f"{weights} is not a model that `elle train` wrote")
+    _check_header(weights, header)
     channels, height, width = header["shape"]
     model = build_model(
         header["model"],
@@ -94,13 +96,31 @@ def load_network(weights: Path, checkpoint: bool = True) -> tuple[nn.Module, dic
     return model.eval(), header
 
 
+def _check_header(weights: Path, header: Any) -> None:
+    """InputError where the file does not say what network it holds: which, for what images, of what classes."""
+    if not isinstance(header, dict) or header.get("kind") != "model":
+        raise InputError(f"{weights} is not a model that `elle train` wrote")
+    shape, classes = header.get("shape"), header.get("classes")
+    is_whole = {
+        "model": isinstance(header.get("model"), str),
+        "activation": isinstance(header.get("activation", ""), str),
+        "shape": isinstance(shape, list)
+        and len(shape) == 3
+        and all(type(size) is int and 0 < size <= _LARGEST for size in shape),
+        "classes": isinstance(classes, list) and len(classes) > 0 and all(isinstance(name, str) for name in classes),
+    }
+    if damaged := [key for key, whole in is_whole.items() if not whole]:
+        raise InputError(f"{weights} is damaged: its header has no {damaged[0]} that can be used; get the file again")
+
+
 def kept_network(weights: Path) -> str | None:
     """The name of the network in a file of elle's; None for a file of anyone else's."""
     try:
         _, header = read_tensors(weights)
     except InputError:
         return None
-    name: str | None = header.get("network", header).get("model")
+    network = header.get("network", header)
+    name: str | None = network.get("model") if isinstance(network, dict) else None
     return name
 
 

@@ -86,7 +86,10 @@ class ObjectPath:
             found: list[Any] = self._files.get_file_info(self._fs.FileSelector(place, recursive=True))
             files = [one.path for one in found if one.type == self._fs.FileType.File]
             for path in sorted(files, key=lambda path: path.endswith(f"/{RESULT}")):
-                target = item.path / path[len(place) + 1 :]
+                name = path[len(place) + 1 :]
+                if name.startswith("/") or ".." in name.split("/"):  # an object may be called anything
+                    raise WorkError(f"{self.url} holds {path!r}, which leaves the folder of its run; remove it there")
+                target = item.path / name
                 with self._files.open_input_stream(path) as stream:
                     write_atomically(target, stream.read())
         except OSError as problem:

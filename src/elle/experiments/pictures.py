@@ -63,9 +63,9 @@ def _multi_step_note(runs: Sequence[RunDirectory]) -> str:
 
 def _series(run: RunDirectory, name: str, key: str) -> list[Series]:
     """A quantity of a run, and of each stretch that a rollback has undone."""
-    undone = [event["probes"] for event in run.events if event["event"] == "rollback" and event["probes"]]
+    undone = [event["probes"] for event in run.events if event["event"] == "rollback" and event.get("probes")]
     stretches = [
-        Series(f"{name}, undone", [run.epoch_of(one["step"]) for one in probes], [one[key] for one in probes])
+        Series(f"{name}, undone", [run.epoch_of(one["step"]) for one in probes], [one.get(key) for one in probes])
         for probes in undone
         if key in probes[0]
     ]
@@ -75,7 +75,7 @@ def _series(run: RunDirectory, name: str, key: str) -> list[Series]:
 def _values(run: RunDirectory, key: str) -> tuple[list[float], list[float | None]]:
     """A quantity over the epochs: of the monitor's looks, or of the records where it does not look at it."""
     if run.probes and key in run.probes[0]:
-        return [run.epoch_of(one["step"]) for one in run.probes], [one[key] for one in run.probes]
+        return [run.epoch_of(one["step"]) for one in run.probes], [one.get(key) for one in run.probes]
     columns = {"clean": "clean", "single": "accuracy", "multi": run.multi_step() or ""}
     column = columns.get(key, f"tracked_{key}")
     rows = [record for record in run.records if column in record]

@@ -113,7 +113,7 @@ def _markdown(
 ) -> str:  # fmt: skip
     files = [path for path in drawn if path.suffix == ".svg"]
     pictures = [
-        f"![{plain(figure.title)}](figures/{quote(path.name)})\n\n{plain(figure.title)}. {figure.note}".rstrip()
+        f"![{plain(figure.title)}](figures/{quote(path.name)})\n\n{plain(figure.title)}. {plain(figure.note)}".rstrip()
         for figure, path in zip(figures, files, strict=True)
     ]
     return (

@@ -181,4 +181,4 @@ def markdown(table: Table) -> str:
     lines += [
         "| " + " | ".join(cell(r, c, text) for c, text in enumerate(row)) + " |" for r, row in enumerate(table.rows)
     ]
-    return "\n".join([*lines, *(["", table.note] if table.note else [])])
+    return "\n".join([*lines, *(["", plain(table.note)] if table.note else [])])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,18 +37,16 @@ class RunDirectory:
         return f"{config.method} on {config.data}, eps {format_radius(config.eps or 0)}, seed {config.seed}"
 
     def read(self) -> None:
-        self.records = read_lines(self.path / "metrics.jsonl")
-        if not all(isinstance(record.get(key), (int, float)) for record in self.records for key in ("step", "epoch")):
-            raise InputError(f"{self.path / 'metrics.jsonl'} is damaged: a record has no step or no epoch")
-        self.probes = read_lines(self.path / "probes.jsonl")
-        self.events = read_lines(self.path / "events.jsonl")
+        self.records = _read_whole(self.path / "metrics.jsonl", _is_record)
+        self.probes = _read_whole(self.path / "probes.jsonl", _is_probe)
+        self.events = _read_whole(self.path / "events.jsonl", _is_event)
         result = self.path / "result.json"
         if result.exists():
             self.result = _read_result(result)
 
     def steps(self) -> list[Record]:
         """One line an epoch: the number of its first step and a column of values a quantity."""
-        return read_lines(self.path / "steps.jsonl")
+        return _read_whole(self.path / "steps.jsonl", _is_epoch_of_steps)
 
     def epoch_of(self, step: int) -> float:
         """How many epochs have passed after a step; those of a run in phases differ in their number of steps."""
@@ -64,7 +62,7 @@ class RunDirectory:
             return step / max(step, length, 1)
         after = next((k for k, (last, _) in enumerate(ends) if k and step <= last), len(ends) - 1)
         (first, epochs), (last, more) = ends[after - 1], ends[after]
-        return float(epochs + (step - first) * (more - epochs) / (last - first))
+        return float(epochs + (step - first) * (more - epochs) / max(last - first, 1))  # 0: a line that is there twice
 
     def epochs(self) -> float:
         """How many epochs are recorded, with the part of one that max_steps cuts short."""
@@ -186,6 +184,58 @@ def open_run(path: Path) -> RunDirectory:
     return run
 
 
+def _read_whole(path: Path, is_whole: Callable[[Record], bool]) -> list[Record]:
+    """The lines of a file; InputError names the first that is not what elle writes there."""
+    lines = read_lines(path)
+    for number, line in enumerate(lines, 1):
+        if not is_whole(line):
+            raise InputError(
+                f"{path} is damaged in line {number}: a name or a number in it is missing or wrong; take that line "
+                f"out, then run it again"
+            )
+    return lines
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _is_number(value: Any) -> bool:
+    """NaN and infinity are: a run may diverge. None is what could not be measured."""
+    return value is None or isinstance(value, (int, float))
+
+
+def _is_probe(line: Any) -> bool:
+    return isinstance(line, dict) and _is_count(line.get("step")) and all(map(_is_number, line.values()))
+
+
+def _is_record(line: Record) -> bool:
+    return _is_probe(line) and _is_count(line.get("epoch"))
+
+
+def _is_epoch_of_steps(line: Record) -> bool:
+    columns = [value for key, value in line.items() if key not in ("epoch", "step")]
+    whole = all(isinstance(column, list) and all(map(_is_number, column)) for column in columns)
+    return whole and _is_count(line.get("step")) and _is_count(line.get("epoch"))
+
+
+def _is_event(line: Record) -> bool:
+    """Former versions wrote less of some events; the step of these two is compared."""
+    undone = line.get("probes", [])
+    return (
+        isinstance(line.get("event"), str)
+        and _is_count(line.get("step", None if line["event"] in ("collapse", "resume") else 0))
+        and _is_count(line.get("since", 0))
+        and _is_number(line.get("weight"))
+        and isinstance(undone, list)
+        and all(map(_is_probe, undone))
+    )
+
+
+_OF_RESULT = ("collapse_epoch", "rollbacks", "steps", "seconds_per_epoch", "train_seconds")
+"""Numbers of a result that are read here and in reports; None where there is none."""
+
+
 def _read_result(path: Path) -> Record:
     try:
         value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
@@ -195,4 +245,6 @@ def _read_result(path: Path) -> Record:
         value = None
     if not isinstance(value, dict):
         raise InputError(f"{path} is damaged: it is not a JSON object; repair it, or leave that run out")
+    if wrong := [key for key in _OF_RESULT if not _is_number(value.get(key))]:
+        raise InputError(f"{path} is damaged: its {wrong[0]} is not a number; repair it, or leave that run out")
     return value

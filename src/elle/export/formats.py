@@ -111,7 +111,7 @@ def _need_onnx() -> None:
 _ROWS = (
     Format(
         "safetensors",
-        "weights for elle.load; nothing in it can run",
+        "weights for elle.load; it holds no code",
         ".safetensors",
         _write_safetensors,
         _read_safetensors,
