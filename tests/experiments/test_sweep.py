@@ -162,7 +162,7 @@ def test_a_mistyped_method_is_told_before_any_run(tmp_path, elle, monkeypatch):
     [
         ('"fgsm", ', '"fgsn", ', "did you mean 'fgsm'?"),
         ("clean,pgd-10", "clean,pgd10", "recipe tiny: attack 'pgd10' does not exist"),
-        ("clean,pgd-2", "clean,pgd2", "recipe tiny: attack 'pgd2' does not exist"),
+        ("clean,pgd-2", "clean,pgd2", "recipe tiny: track: attack 'pgd2' does not exist"),
         ("batch = 64", 'batch = 64\n"method.atack.noise" = 2', "has no part 'atack'"),
         ("small-cnn", "smal-cnn", "recipe tiny: model 'smal-cnn' does not exist, did you mean 'small-cnn'?"),
         (
