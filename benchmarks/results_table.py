@@ -5,7 +5,10 @@
     python benchmarks/results_table.py --into README.md            # between <!-- results --> and <!-- /results -->
     python benchmarks/results_table.py --into README.md --check    # exit code 1 where the page is not up to date
 
+    python benchmarks/results_table.py runs/other --file results/other.json --into docs/speed.md
+
 Runs may be gathered in several goes, from several folders and machines: one that is in the file already is replaced.
+Those with other settings than their method's own have a line of their own, which names them.
 The paper's AutoAttack accuracies are those of recipes/table-2.toml.
 """
 
@@ -19,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from elle.config import format_radius
+from elle.config import Config, format_radius
 from elle.errors import InputError
 from elle.experiments.collected import measured
 from elle.experiments.recipe import load_recipe, run_id
@@ -29,6 +32,20 @@ from elle.files import write_json, write_text
 FILE = Path(__file__).parents[1] / "results" / "short.json"
 KEYS = ("data", "model", "method", "seed", "schedule", "epochs")
 NUMBERS = ("clean", "pgd-20", "autoattack", "seconds")
+ASIDE = {
+    "root",
+    "out",
+    "device",
+    "loading",
+    "workers",
+    "cache",
+    "track",
+    "eval_every",
+    "probe_every",
+    "on_collapse",
+    "final",
+}
+"""Keys that say nothing of the network that comes out, nor of how it was computed."""
 Run = dict[str, Any]
 
 
@@ -46,35 +63,44 @@ def gathered(folders: Sequence[Path]) -> list[Run]:
         numbers = {name: round(found[name], 3) for name in NUMBERS if name in found}
         said = {key: run.result.get(key) for key in ("device", "torch", "precision")}
         collapsed = run.collapse_step() is not None
-        runs.append({"id": run_id(config), "eps": format_radius(config.eps or 0), **own, **numbers, **said,
-                     "collapsed": collapsed})  # fmt: skip
+        other = other_settings(config)
+        runs.append({"id": run_id(config), "eps": format_radius(config.eps or 0), **own,
+                     **({"settings": other} if other else {}), **numbers, **said, "collapsed": collapsed})  # fmt: skip
     if not runs:
         raise InputError(f"no finished run in {', '.join(map(str, folders))}")
     return runs
+
+
+def other_settings(config: Config) -> str:
+    """What was set beside the method, as words of `elle train`."""
+    usual = Config(eps=config.eps, **{key: getattr(config, key) for key in KEYS}).resolved()
+    changed = [key for key in Config.model_fields if getattr(config, key) != getattr(usual, key)]
+    fields = [f"method.{part}.{name}={value}" for part, own in config.options.items() for name, value in own.items()]
+    return " ".join([*(config.spelled(key) for key in changed if key not in ASIDE | {"options"}), *fields])
 
 
 def table(runs: Sequence[Run]) -> str:
     """A line for each dataset, eps and method: ours, mean and std over seeds, and the paper's AutoAttack."""
     paper = load_recipe("table-2")
     order = [*dict.fromkeys(str(run.method) for run in paper.runs(1))]
-    settings: dict[tuple[str, str, str], list[Run]] = {}
+    settings: dict[tuple[str, str, str, str], list[Run]] = {}
     for run in runs:
-        settings.setdefault((run["data"], run["eps"], run["method"]), []).append(run)
+        settings.setdefault((run["data"], run["eps"], run["method"], run.get("settings", "")), []).append(run)
 
-    def place(setting: tuple[str, str, str]) -> tuple[str, float, int]:
-        data, eps, method = setting
-        return data, float(eps.partition("/")[0]), order.index(method) if method in order else -1
+    def place(setting: tuple[str, str, str, str]) -> tuple[str, float, int, str]:
+        data, eps, method, other = setting
+        return data, float(eps.partition("/")[0]), order.index(method) if method in order else -1, other
 
     lines = ["| data | eps | method | clean | PGD-20 | AutoAttack | paper | difference | seeds |", "|" + "---|" * 9]
-    for data, eps, method in sorted(settings, key=place):
-        mine = settings[data, eps, method]
+    for data, eps, method, other in sorted(settings, key=place):
+        mine = settings[data, eps, method, other]
         where = {"data": data, "eps": eps, "method": method}
         theirs = [one for one in paper.expected if one.metric == "autoattack" and where.items() <= one.where.items()]
         ours = [run["autoattack"] for run in mine if "autoattack" in run]
         said = f"{theirs[0].value:.2f} ± {theirs[0].std:.2f}{'†' * theirs[0].collapsed}" if theirs else ""
         difference = f"{statistics.fmean(ours) - theirs[0].value:+.2f}" if ours and theirs else ""
         numbers = [_over_seeds(mine, name) for name in ("clean", "pgd-20", "autoattack")]
-        cells = [data, eps, f"`{method}`", *numbers, said, difference, str(len(mine))]
+        cells = [data, eps, f"`{method} {other}`".replace(" `", "`"), *numbers, said, difference, str(len(mine))]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", "† at least one of the runs collapsed."])
 

@@ -19,8 +19,8 @@ def module(monkeypatch):
     return import_module("results_table")
 
 
-def measured_run(path, method, seed, autoattack=None, fall=None):
-    words = ["data=cifar10", "model=preact-resnet18", f"method={method}", "eps=8/255", f"seed={seed}", "validation=0"]
+def measured_run(path, method, seed, autoattack=None, *others, fall=None):
+    words = ["data=cifar10", "model=preact-resnet18", f"method={method}", "eps=8/255", f"seed={seed}", *others]
     run = run_directory(path, *words, fall=fall)
     test = {"clean": 0.8, "pgd-20": 0.48} | ({} if autoattack is None else {"autoattack": autoattack})
     entries = {name: {"accuracy": value, "total": 10_000} for name, value in test.items()}
@@ -72,3 +72,15 @@ def test_a_number_that_some_seeds_lack_says_of_how_many_it_is(module, tmp_path):
     measured_run(tmp_path / "elle-a-1", "elle-a", 1)
     (line,) = module.table(module.gathered([tmp_path])).splitlines()[2:3]
     assert "| 80.00 ± 0.00 | 48.00 ± 0.00 | 44.10 (1 of 2 seeds) |" in line
+
+
+def test_runs_with_other_settings_are_not_averaged_with_those_without(module, tmp_path):
+    measured_run(tmp_path / "0", "elle-a", 0, 0.441)
+    measured_run(tmp_path / "1", "elle-a", 0, 0.442, "precision=fp32", "fused=off", "root=elsewhere", "track=clean")
+    measured_run(tmp_path / "2", "elle-a", 1, 0.444, "method.regulariser.share=0.5")
+    lines = module.table(module.gathered([tmp_path])).splitlines()[2:5]
+    assert [line.split(" | ")[2::3][:2] for line in lines] == [
+        ["`elle-a`", "44.10"],
+        ["`elle-a method.regulariser.share=0.5`", "44.40"],
+        ["`elle-a precision=fp32 fused=off`", "44.20"],
+    ]
