@@ -251,6 +251,17 @@ def test_a_latent_step_moves_an_activation_along_the_sign_of_its_gradient_inside
     assert 0.3 < whole.float().mean() < 1  # most go all the way, some are held by the range
 
 
+def test_a_bounded_latent_step_is_a_constant_for_the_weights():
+    network, (x, y) = conv_net(), images(8)
+    loss = LatentStep(latent=1, bounded=True, layers="0")
+    output, moved, points = latent_pass(loss, network, x, y, 0)
+    loss(network, x, y, x, EPS, when())[0].backward()
+    found = gradient(network)
+    network.zero_grad()
+    F.cross_entropy(network[1:](network[0](points) + (moved - output)), y).backward()
+    assert relative_distance(found, gradient(network)) < 1e-4
+
+
 def test_unbounded_a_latent_step_is_whole_and_the_image_stays_in_the_pixel_range():
     """The form of the authors of SLAT, whose latent step is 1.8 eps."""
     network, (x, y) = conv_net(), images(8)

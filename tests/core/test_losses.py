@@ -96,6 +96,7 @@ def test_the_vertex_stays_in_the_pixel_range(monkeypatch):
 
 def test_trades_is_its_formula_and_without_beta_the_clean_cross_entropy(data):
     model, (x, y, x_adv) = smooth_net(), data
+    x_adv = x + 20 * (x_adv - x)  # near x the divergence is the same in both directions
     clean, there = model(x).log_softmax(1), model(x_adv).log_softmax(1)
     divergence = (clean.exp() * (clean - there)).sum(1).mean()
     for beta in (0.0, 6.0):

@@ -9,6 +9,7 @@ from elle.engine.averaging import Average
 from elle.engine.loop import train
 from elle.engine.trained import load_network
 from tests.engine.interrupting import PulledPlugError, assert_same_run, crash_after_step, records
+from tests.engine.steps import make_step, take
 
 WORDS = ("method=elle-a", "epochs=2", "average=0.9", "eval_every=1", "track=clean,pgd-2")
 
@@ -31,6 +32,16 @@ def test_it_is_the_mean_it_says():
         mean = decay * mean + (1 - decay) * model[0].weight.detach()
     torch.testing.assert_close(average.tensors["0.weight"], mean)
     assert int(average.tensors["1.num_batches_tracked"]) == 40
+
+
+def test_a_step_tells_it_how_many_came_before():
+    step = make_step(average=0.7)
+    mean = step.model[0].weight.detach().clone()
+    for done in range(6):
+        take(step, done)
+        decay = min(0.7, (1 + done) / (10 + done))
+        mean = decay * mean + (1 - decay) * step.model[0].weight.detach()
+    torch.testing.assert_close(step.average.tensors["0.weight"], mean)
 
 
 def test_it_is_shown_in_the_network_s_own_memory_and_taken_away_again():

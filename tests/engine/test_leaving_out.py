@@ -1,6 +1,7 @@
 """Steps that leave out a negligible penalty: when, what is lost, and that an interrupted run takes the same ones."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from safetensors.torch import load_file
 from elle.core.controller import Constant, OnOff
 from elle.engine.leaving_out import LeavingOut, leaves_out
 from elle.engine.loop import train
+from elle.engine.records import means
 from elle.engine.step import RECORDED
 from elle.errors import InputError
 from elle.methods import configured
@@ -92,7 +94,7 @@ def test_the_gradient_it_drops_is_within_the_stated_bound():
 
 
 def test_at_the_threshold_nothing_is_dropped():
-    weight = 1.01 * NEGLIGIBLE * WEIGHT
+    weight = NEGLIGIBLE * WEIGHT
     for mine, theirs in zip(
         one_update(jumping(), weight)[0], one_update(jumping(negligible=NEGLIGIBLE), weight)[0], strict=True
     ):
@@ -103,12 +105,13 @@ def test_the_errors_and_the_rule_do_not_notice_what_is_left_out():
     steps = lazy_step(jumping()), lazy_step(jumping(negligible=1.0))
     for step in steps:
         step.lr.zero_()  # the same network throughout: only what is measured could differ
-        torch.manual_seed(0)
+        torch.manual_seed(1)
         batches(LeavingOut(step, lambda form: form), *range(6))
     whole, lazy = (step.records[:, [RECORDED.index("error"), RECORDED.index("threshold")]] for step in steps)
     torch.testing.assert_close(lazy, whole, rtol=1e-5, atol=0)
     torch.testing.assert_close(steps[1].rule, steps[0].rule, rtol=1e-5, atol=0)
     weight = RECORDED.index("weight")
+    assert {WEIGHT, WEIGHT / 2} <= set(steps[0].records[:, weight].tolist())
     recorded = steps[1].records[:, weight]
     assert ((recorded == 0) == (steps[0].records[:, weight] < WEIGHT)).all()
 
@@ -117,10 +120,10 @@ def test_with_next_step_an_error_sets_the_weight_of_the_step_after_it():
     now, later = lazy_step(dataclasses.replace(jumping(), next_step=False)), lazy_step(jumping())
     for step in (now, later):
         step.lr.zero_()
-        torch.manual_seed(0)
+        torch.manual_seed(1)
         take(step, *range(6))
     weight = RECORDED.index("weight")
-    assert now.records[:, weight].max() == WEIGHT
+    assert now.records[:-1, weight].max() == WEIGHT
     torch.testing.assert_close(later.records[1:, weight], now.records[:-1, weight])
     assert later.records[0, weight] == 0
 
@@ -134,6 +137,12 @@ def test_between_every_so_many_steps_there_is_no_penalty(rule):
     assert [form for form, _ in run.seen] == expected
     measured = ~step.records[:, RECORDED.index("error")].isnan()
     assert measured.tolist() == [form == "trained" for form in expected]
+
+
+def test_the_means_of_an_epoch_are_of_the_steps_that_have_the_number():
+    nothing = math.nan
+    rows = [[1, 0.5, 4, 10, math.inf], [3, 1, nothing, nothing, nothing], [2, 0, 2, 30, 5]]
+    assert means(torch.tensor(rows)) == {"loss": 2, "accuracy": 0.5, "error": 3, "weight": 20}
 
 
 def test_a_step_without_its_penalty_is_the_base_method_s():

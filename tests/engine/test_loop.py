@@ -10,7 +10,7 @@ from torch import nn
 
 from elle.config import load_config
 from elle.engine import checkpoint
-from elle.engine.loop import Watcher, train
+from elle.engine.loop import Run, Watcher, train
 from elle.engine.records import means
 from elle.engine.run_files import run_directory
 from elle.engine.step import Step
@@ -99,6 +99,15 @@ def test_the_written_configuration_is_the_resolved_one(settings, tmp_path):
     config = settings("max_steps=2", "method=n-fgsm+elle-a", "method.attack.noise=3")
     train(config)
     assert load_config([], tmp_path / "run" / "config.toml") == config.resolved()
+
+
+def test_what_is_configured_reaches_the_step(settings, tmp_path):
+    words = ("momentum=0.5", "weight_decay=0.01", "decay_norm=false", "average=0.8", "crop=1", "flip=true", "clip=true")
+    step = Run(settings(*words).resolved(), tmp_path / "run", Watcher()).step
+    assert step.optimizer.momentum == 0.5
+    assert [group["weight_decay"] for group in step.optimizer.param_groups] == [0.01, 0]
+    assert step.average.decay == 0.8
+    assert (step.data.crop, step.data.flip, step.method.attack.clip) == (1, True, True)
 
 
 def test_the_result_says_what_was_run_and_what_came_out(settings, tmp_path):

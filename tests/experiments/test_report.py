@@ -268,8 +268,9 @@ def test_an_evaluation_at_the_run_s_own_radius_counts(folder):
     (run / "evaluation.json").write_text(json.dumps(record))
     assert measured(open_run(run))["autoattack"] == 50
     assert measured(open_run(run))["pgd-50-10"] == 50
-    (run / "evaluation.json").write_text(json.dumps(record | {"eps": 4 / 255}))
-    assert measured(open_run(run))["autoattack"] == 44.8
+    for other in ({"eps": 4 / 255}, {"norm": "l2"}):  # 8/255 in l2 is a far smaller ball
+        (run / "evaluation.json").write_text(json.dumps(record | other))
+        assert measured(open_run(run))["autoattack"] == 44.8
     few = {"autoattack": {"accuracy": 0.1, "total": 50}}  # fewer images than the run itself used
     (run / "evaluation.json").write_text(json.dumps(record | {"attacks": few}))
     assert measured(open_run(run))["autoattack"] == 44.8
@@ -450,6 +451,8 @@ def test_accuracy_on_held_out_images_is_a_number_of_its_own(tmp_path):
     assert numbers["validation pgd-10"] == 40
     assert numbers["seconds per step"] == pytest.approx(100 / 60)
     assert "validation pgd-10" not in gather([str(run)]).metrics
+    tracked_on_test = run_directory(tmp_path / "b", "method=fgsm", "validation=0")
+    assert "validation pgd-10" not in measured(open_run(tracked_on_test))
 
 
 def test_mistakes_are_told_in_a_line(tmp_path, folder):
@@ -595,6 +598,7 @@ def test_attacked_images_are_part_of_the_page(folder):
 def test_a_copy_of_a_run_is_no_further_seed(folder):
     shutil.copytree(folder / "runs", folder / "copied")
     (folder / "runs" / "n-fgsm-8-0" / "result.json").unlink()  # the copy alone has finished
+    (folder / "copied" / "n-fgsm-8-1" / "result.json").unlink()  # the copy alone has not
     found = gather([str(folder / "radii.toml"), str(folder / "runs"), str(folder / "copied")])
     scores = {(one.config.method, one.label("eps")): one.score("autoattack") for one in found.settings}
     assert scores["n-fgsm", "8/255"].count == 3
