@@ -115,7 +115,7 @@ def test_phases_need_image_files(tmp_path):
 
 @pytest.mark.parametrize("decay_norm", [True, False])
 def test_decay_spares_batchnorm_and_biases_if_asked(decay_norm):
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2))
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2), torch.nn.Linear(2, 2))
     settings = {"eps": 0.1, "momentum": 0.9, "precision": "fp32", "steps_per_epoch": 1, "total_steps": 1}
     step = Step(model, METHODS["fgsm"], None, weight_decay=0.1, decay_norm=decay_norm, **settings)
     with torch.no_grad():
@@ -125,9 +125,10 @@ def test_decay_spares_batchnorm_and_biases_if_asked(decay_norm):
     step.lr.fill_(0.5)
     step.optimizer.step()
     decayed, spared = 1 - 0.5 * (1 + 0.1), 1 - 0.5
-    weight, *others = (float(parameter.detach().mean()) for parameter in model.parameters())
-    assert weight == pytest.approx(decayed)
-    assert others == pytest.approx([decayed if decay_norm else spared] * 3)
+    other = decayed if decay_norm else spared
+    found = {name: float(parameter.detach().mean()) for name, parameter in model.named_parameters()}
+    weights = {"0.weight": decayed, "2.weight": decayed}
+    assert found == pytest.approx(dict.fromkeys(("0.bias", "1.weight", "1.bias", "2.bias"), other) | weights)
 
 
 def test_a_run_that_goes_back_into_an_earlier_phase_goes_on_as_it_did_before(root, tmp_path, monkeypatch):

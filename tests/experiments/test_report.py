@@ -112,6 +112,23 @@ def test_who_alone_has_held_is_the_best(tmp_path, methods, marks):
     assert result_tables(collected, lay_out(collected))[0].marks == marks
 
 
+def test_methods_are_compared_at_one_radius_also_where_they_are_the_columns(folder):
+    runs = with_figure(folder, 'metric = ["autoattack"]\nrows = "eps"\ncolumns = "method"')
+    (table,) = result_tables(runs, lay_out(runs))
+    assert table.columns == ("eps \\ method", "fgsm", "n-fgsm", "elle-a", "pgd-10")
+    best = {(0, 2): "best", (0, 3): "second", (1, 3): "best", (1, 2): "second"}
+    assert table.marks == best | {(1, 1): "collapsed"}
+
+
+def test_numbers_that_read_the_same_share_a_mark(tmp_path):
+    for method, accuracy in (("fgsm", 12), ("n-fgsm", 14.001), ("elle", 14.004)):
+        write_result(run_directory(tmp_path / method, f"method={method}"), accuracy)
+    collected = gather([str(tmp_path)])
+    table = result_tables(collected, lay_out(collected))[0]
+    marked = {table.rows[row][0]: mark for (row, _), mark in table.marks.items()}
+    assert marked == {"n-fgsm": "best", "elle": "best", "fgsm": "second"}
+
+
 def test_without_a_recipe_the_strongest_attack_comes_first(tmp_path):
     run = run_directory(tmp_path / "run", "model=small-cnn")
     strongest_first = ["autoattack", "pgd-50-10", "pgd-20-10", "pgd-20-2", "pgd-20", "pgd-9-10", "pgd-9"]
@@ -248,7 +265,16 @@ def test_the_report_has_every_format_and_is_the_same_twice(folder, elle):
         rows = [row for row in csv.DictReader(file) if row["metric"] == "autoattack"]
     assert len(rows) == 8
     assert rows[2]["method"] == "n-fgsm"
-    assert (rows[2]["mean"], rows[2]["seeds"], rows[2]["paper"], rows[2]["verdict"]) == ("45", "3", "44", "outside")
+    ours = {"mean": "45", "std": "0.1", "seeds": "3", "collapsed": "false"}
+    theirs = {"paper": "44", "paper_std": "0.3", "difference": "1", "joint_standard_error": "0.219848"}
+    assert rows[2].items() >= (ours | theirs | {"verdict": "outside"}).items()
+    assert rows[1].items() >= {"method": "fgsm", "eps": "16/255", "mean": "0", "collapsed": "true"}.items()
+    with open(out / "runs.csv", encoding="utf-8") as file:
+        runs = {row["run"]: row for row in csv.DictReader(file)}
+    settings = {"method": "n-fgsm", "eps": "8/255", "seed": "2", "collapsed": "false"}
+    numbers = {"clean": "80", "autoattack": "45.1", "seconds": "100", "seconds per step": "1.66667"}
+    assert runs["n-fgsm-8-2"].items() >= (settings | numbers).items()
+    assert runs["fgsm-16-0"]["collapsed"] == "true"
 
 
 def test_png_and_pdf_where_the_extra_is_installed(folder, collected):

@@ -31,7 +31,8 @@ class Trainer:
         run_directory(path, *words)
         accuracy = 0.5 - abs(config.weight - 200) / 1000 + config.seed / 100
         metrics = path / "metrics.jsonl"
-        metrics.write_text(metrics.read_text().replace('"pgd-10": 0.4', f'"pgd-20": {accuracy}'))
+        before = metrics.read_text().replace('"pgd-10": 0.4', f'"pgd-20": {1 - accuracy}', 5)  # of six epochs
+        metrics.write_text(before.replace('"pgd-10": 0.4', f'"pgd-20": {accuracy}'))
 
 
 def digits(*weights):
@@ -94,6 +95,15 @@ def test_the_best_that_held_is_chosen_and_nothing_is_trained_twice(tmp_path):
     again = Trainer()
     assert grid_search(digits(20.0, 100.0, 200.0, 400.0), 2, tmp_path, again) == trials
     assert again.trained == []
+
+
+def test_the_seeds_begin_with_the_one_given_and_their_mean_counts(tmp_path):
+    (setting,) = settings([*WORDS, "seed=5"])
+    train = Trainer()
+    trial = try_weight(setting, 200.0, 3, tmp_path, train)
+    assert train.trained == [(200.0, 5), (200.0, 6), (200.0, 7)]
+    assert trial.scores == pytest.approx((0.55, 0.56, 0.57))
+    assert Trial(1, (0.1, 0.2, 0.9)).score == pytest.approx(0.4)
 
 
 def test_where_nothing_held_it_says_so():
