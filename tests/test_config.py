@@ -389,7 +389,16 @@ def test_a_written_radius_stays_a_fraction():
     assert 'eps = "8/255"' in load_config(["eps=8/255"]).to_toml()
 
 
-@pytest.mark.parametrize("word", ["seed=1", "eps=0.1", "method=fgsm", "lr=0.3", "method.attack.noise=1"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("seed=1", "eps=0.1", "norm=l2", "method=fgsm", "method.attack.noise=1", "weight=3", "clip=true"),
+        *("data=svhn", "validation=5", "crop=1", "flip=true", "image_size=16", "loading=streaming", "cache=x"),
+        *("model=x", "activation=silu", "normalise=dataset", "phases=1:16:8", "precision=bf16", "sync_bn=true"),
+        *("lr=0.3", "epochs=3", "batch=8", "schedule=long", "momentum=0.5", "weight_decay=0.1", "decay_norm=false"),
+        "average=0.9",
+    ],
+)
 def test_configurations_that_train_different_models_differ(word):
     key = word.partition("=")[0]
     expected = "options" if "." in key else key
@@ -407,8 +416,10 @@ def test_configurations_that_train_the_same_model_do_not_differ(word):
         (["method=elle"], 1_000),
         (["method=elle", "eps=10/255"], 5_000),
         (["method=elle", "eps=20/255"], 5_000),
+        (["method=elle", "eps=22/255"], 10_000),
         (["method=elle", "eps=26/255"], 10_000),
         (["method=elle", "schedule=long"], 10_000),
+        (["method=elle-a", "schedule=cos-1000"], 10_000),
         (["method=elle", "norm=l2", "eps=0.5"], 1_000),  # 0.5 is no l-infinity radius of the paper's
         (["method=elle-a", "eps=26/255"], 4_000),
         (["method=n-fgsm+elle-a", "schedule=long"], 10_000),

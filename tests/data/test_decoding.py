@@ -40,6 +40,8 @@ def test_random_boxes_cover_all_shares_alike_and_reach_every_corner():
     share = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) / 400**2
     assert share.min() == pytest.approx(AREA[0], abs=0.01)
     assert np.quantile(share, 0.5) == pytest.approx(0.5, abs=0.05)  # above 0.9 some shapes do not fit and are redrawn
+    ratio = np.log((boxes[:, 2] - boxes[:, 0]) / (boxes[:, 3] - boxes[:, 1]))
+    assert np.quantile(ratio, [0, 0.25, 0.5]) == pytest.approx([-np.log(4 / 3), -np.log(4 / 3) / 2, 0], abs=0.03)
     assert (boxes[:, :2].min(0) < 2).all()
     assert (boxes[:, 2:].max(0) > 398).all()
 

@@ -79,12 +79,24 @@ def test_without_test_images_a_tenth_is_held_out(tmp_path):
 
 
 def test_every_class_has_a_tenth_of_its_images_in_the_test_split(tmp_path):
-    for name, count in (("cat", 30), ("dog", 2), ("owl", 11)):
+    for name, count in (("cat", 30), ("dog", 2), ("owl", 11), ("yak", 1)):
         write_photographs(tmp_path / name, count)
     images = load_dataset("folder", tmp_path, image_size=16, workers=0)
-    assert images.classes == ("cat", "dog", "owl")
-    assert np.bincount(images.test.y).tolist() == [3, 1, 1]
-    assert np.bincount(images.train.y).tolist() == [27, 1, 10]
+    assert images.classes == ("cat", "dog", "owl", "yak")
+    assert np.bincount(images.test.y, minlength=4).tolist() == [3, 1, 1, 0]
+    assert np.bincount(images.train.y).tolist() == [27, 1, 10, 1]
+
+
+def test_the_statistics_of_a_streamed_set_are_of_images_from_all_over_it(tmp_path, monkeypatch):
+    """Its files lie class by class: of the first ones alone they would be those of a class."""
+    for name, grey in (("cat", 0), ("dog", 255)):
+        (tmp_path / name).mkdir()
+        for number in range(10):
+            Image.new("RGB", (16, 16), (grey,) * 3).save(tmp_path / name / f"{number}.png")
+    monkeypatch.setattr("elle.data.image_folder.RESIDENT_BYTES", 0)
+    monkeypatch.setattr("elle.data.image_folder._MEASURED", 4)
+    images = load_dataset("folder", tmp_path, image_size=16, workers=0)
+    assert dataset_statistics("folder", images.train) == ((0.5,) * 3, (0.5,) * 3)
 
 
 @pytest.mark.parametrize(

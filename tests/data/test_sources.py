@@ -12,6 +12,7 @@ import pytest
 from elle.data.bundled import digits
 from elle.data.cifar import CIFAR10, cifar10
 from elle.data.registry import DATASETS, find_dataset, load_dataset
+from elle.data.sources import Split, some_images
 from elle.errors import InputError
 
 from .layouts import (
@@ -197,6 +198,22 @@ def test_wrong_class_names_are_named(tmp_path):
     meta = write_python(tmp_path / "b") / "batches.meta"
     meta.write_bytes(py2_pickle(py2_dict({b"label_names": py2_list([b"N"] * 10)})))
     fails(tmp_path / "b", meta, "10 classes")
+
+
+@pytest.mark.parametrize(
+    ("labels", "count", "numbers"),
+    [
+        ([0, 0, 0, 1, 1, 1, 2, 2], 4, [0, 2, 4, 6]),  # sorted: the first four would be of two classes
+        ([2, 0, 1, 0, 1, 2, 0, 0], 4, [0, 1, 2, 3]),
+        ([0, 0, 0, 1, 1, 1, 2, 2], 9, range(8)),
+        ([0, 0, 0, 1, 1, 1, 2, 2], None, range(8)),
+    ],
+)
+def test_some_images_are_of_every_class(labels, count, numbers):
+    data = Split(np.arange(8, dtype=np.uint8).reshape(8, 1, 1, 1), np.array(labels))
+    some, chosen = some_images(data, count)
+    assert chosen.tolist() == some.x.ravel().tolist() == list(numbers)
+    assert some.y.tolist() == [labels[k] for k in numbers]
 
 
 def test_digits_have_the_promised_split():

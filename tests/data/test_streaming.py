@@ -11,10 +11,10 @@ import torch
 from elle.data.cache import ResizeCache
 from elle.data.folder import FolderSplit
 from elle.data.streaming import Streaming
-from elle.data.workers import draws, usable_workers
+from elle.data.workers import Decoder, Task, draws, usable_workers
 from elle.errors import InputError, WorkError
 
-from .photographs import write_photographs
+from .photographs import photograph, write_photographs
 
 COUNT, BATCH, SIZE, EPOCHS = 22, 4, 24, 3
 STEPS = [(epoch, step) for epoch in range(EPOCHS) for step in range(COUNT // BATCH)]
@@ -123,7 +123,16 @@ def test_a_size_reached_after_another_gives_the_batches_of_that_size_alone(strea
     assert_same(found[steps : 2 * steps], expected[steps : 2 * steps])
 
 
-def test_about_half_of_the_images_are_mirrored_and_nothing_else_changes(stream, expected):
+def test_half_of_the_images_are_mirrored(split):
+    count = 1000
+    files = FolderSplit([split.paths[0]] * count, np.zeros(count, np.int64))
+    task = Task(0, 0, np.arange(count), 8)
+    for flip, share in ((True, 0.5), (False, 0)):
+        mirrored, _ = Decoder(files, flip=flip).write(task, np.empty((count, 8, 8, 3), np.uint8))
+        assert mirrored.mean() == pytest.approx(share, abs=0.05)
+
+
+def test_some_of_the_images_are_mirrored_and_nothing_else_changes(stream, expected):
     plain = batches(stream(flip=False), STEPS)
     mirrored = 0
     for (x, _), (other, _) in zip(expected, plain, strict=True):
@@ -162,6 +171,17 @@ def test_a_file_that_becomes_unreadable_is_named_when_it_is_reached(tmp_path, st
     assert len(batches(source, STEPS[:2])) == 2
     with pytest.raises(WorkError, match=f"{files.paths[last].name}: is no JPEG, PNG or WebP"):
         source.stage(0, 2)
+
+
+def test_a_file_that_is_damaged_below_the_part_shown_is_named_in_the_first_epoch(tmp_path):
+    path = tmp_path / "photo.jpg"
+    photograph(np.random.default_rng(0), 320, 960).save(path, quality=95)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 9 // 10])
+    files, into = FolderSplit([path], np.zeros(1, np.int64)), np.empty((1, 8, 8, 3), np.uint8)
+    with pytest.raises(InputError, match=r"photo\.jpg: .*truncated"):
+        Decoder(files).write(Task(0, 0, np.zeros(1, np.int64), 8), into)
+    Decoder(files).write(Task(1, 0, np.zeros(1, np.int64), 8), into)  # its middle, without what is below
+    assert into.any()
 
 
 def test_a_worker_that_is_killed_ends_the_run_in_one_line(stream):
@@ -214,6 +234,7 @@ def test_the_cache_shows_the_same_parts_of_the_images(cached, expected):
     for (x, y), (other, labels) in zip(cached[0], expected, strict=True):
         assert torch.equal(y, labels)
         assert (x - other).abs().mean() < 0.03  # squeezed and enlarged again, but the same box
+    assert cached[1].side == 27  # as many pixels as an evaluation resizes the short side to
 
 
 def test_many_processes_fill_one_cache(stream, cached, tmp_path):

@@ -137,6 +137,16 @@ def test_an_epoch_that_is_cut_short_is_not_timed_as_one(settings, tmp_path):
     assert open_run(tmp_path / "run").epochs() == pytest.approx(20 / 18)
 
 
+def test_every_step_is_written_down_under_its_number(settings, tmp_path):
+    train(settings("epochs=3", "max_steps=40"))
+    epochs = lines(tmp_path / "run" / "steps.jsonl")
+    numbers = [(line["epoch"], line["step"], len(line["loss"])) for line in epochs]
+    assert numbers == [(1, 1, 18), (2, 19, 18), (3, 37, 4)]
+    records = lines(tmp_path / "run" / "metrics.jsonl")
+    for line, record in zip(epochs, records, strict=True):
+        assert sum(line["loss"]) / len(line["loss"]) == pytest.approx(record["loss"], rel=1e-4)
+
+
 @pytest.mark.parametrize(("method", "has_penalty"), [("fgsm", False), ("elle-a", True)])
 def test_a_record_is_written_for_every_epoch(settings, tmp_path, method, has_penalty):
     train(settings(f"method={method}", "epochs=3", "eval_every=2", "track=clean,pgd-2"))
@@ -380,10 +390,11 @@ def test_every_variant_of_the_penalty_trains(settings, tmp_path, option):
 
 
 def test_eps_grows_with_its_schedule_and_the_monitor_waits_for_it(settings, monkeypatch):
-    seen = []
+    seen, rates = [], []
 
     def remember(step, index):
         seen.append(float(step.eps))
+        rates.append(float(step.lr))
         return original(step, index)
 
     original = Step.__call__
@@ -392,5 +403,6 @@ def test_eps_grows_with_its_schedule_and_the_monitor_waits_for_it(settings, monk
     assert len(seen) == 54
     assert seen[:18] == pytest.approx([0.3 * (k + 0.5) / 18 for k in range(18)])
     assert seen[18:] == [0.3] * 36
+    assert (rates[0], rates[-1]) == pytest.approx((0.2 * 0.5 / 54 / 0.4, 0.2 * 0.5 / 54 / 0.6))  # not 0 at either end
     probes = read_lines(Path(settings(out="growing").out) / "probes.jsonl")
     assert [probe["step"] for probe in probes] == list(range(18, 55, 6))

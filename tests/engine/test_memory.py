@@ -196,6 +196,14 @@ def with_dropout():
     return nn.Sequential(narrow(), nn.Dropout(0.1))
 
 
+class DropPath(nn.Identity):
+    """As timm's, which is known by its name."""
+
+
+def with_drop_path():
+    return nn.Sequential(narrow(), DropPath())
+
+
 def without_blocks():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
 
@@ -204,6 +212,7 @@ def without_blocks():
     ("network", "options", "message"),
     [
         (with_dropout, {}, "draws anew each time"),
+        (with_drop_path, {}, "draws anew each time"),
         (without_blocks, {}, "has no blocks"),
         (narrow, {"regulariser": {"form": "2p"}}, "not for method.regulariser.form=2p"),
     ],

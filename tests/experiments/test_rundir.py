@@ -49,6 +49,38 @@ def test_an_epoch_that_max_steps_cuts_short_counts_as_far_as_it_went(tmp_path):
     assert delayed_collapse([run])[0]["epochs_held"] == 1.2
 
 
+def test_the_strongest_tracked_attack_has_the_most_steps(tmp_path):
+    path = run_directory(tmp_path / "run", "track=clean,pgd-9,pgd-10,pgd-8")
+    write_lines(path / "metrics.jsonl", [{"epoch": 1, "step": STEPS, "pgd-8": 0.4, "pgd-9": 0.3, "pgd-10": 0.2}])
+    assert open_run(path).multi_step() == "pgd-10"
+
+
+COLLAPSE = {"event": "collapse", "step": 25, "since": 20}
+BACK = {"event": "rollback", "step": 10, "method": "fgsm+elle-a", "weight": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("events", "told", "collapsed_at"),
+    [
+        ([COLLAPSE], 1, 20),
+        ([COLLAPSE, {"event": "resume", "step": 25}], 1, 20),  # from where it was told, which is not told again
+        ([COLLAPSE, {"event": "resume", "step": 22}], 0, None),
+        ([COLLAPSE, {"event": "recovery", "step": 40}], 1, None),
+        ([COLLAPSE, BACK], 1, None),
+        ([COLLAPSE, BACK, {"event": "resume", "step": 15}], 1, None),  # the way back stays part of the run
+    ],
+)
+def test_a_collapse_is_told_until_the_run_goes_on_from_before_it(tmp_path, events, told, collapsed_at):
+    run = open_run(run_directory(tmp_path / "run", events=events))
+    assert (len(run.collapses()), run.collapse_step()) == (told, collapsed_at)
+
+
+def test_the_method_of_the_last_rollback_is_the_one_it_went_on_with(tmp_path):
+    run = open_run(run_directory(tmp_path / "run", events=[BACK, BACK | {"weight": 200.0}]))
+    run.result = {"rollbacks": 2}
+    assert run.went_on_with() == "fgsm+elle-a at weight 200"
+
+
 def test_a_run_without_an_epoch_has_not_held(tmp_path):
     """One that had only begun counted as held, and one that fell in its first epoch held for as many as its steps."""
     for eps, words in ((0.1, {}), (0.2, {"fall": 2}), (0.3, {})):

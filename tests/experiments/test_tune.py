@@ -1,6 +1,8 @@
 """Tuning lambda: which values are tried, what is held against a run, and which value is chosen."""
 
 import logging
+import re
+from pathlib import Path
 
 import pytest
 
@@ -20,8 +22,6 @@ class Trainer:
         self.trained = []
 
     def __call__(self, config):
-        from pathlib import Path
-
         self.trained.append((config.weight, config.seed))
         path = Path(config.out)
         words = [f"weight={config.weight}", f"seed={config.seed}", "method=elle-a", "track=clean,pgd-20"]
@@ -106,6 +106,43 @@ def test_the_seeds_begin_with_the_one_given_and_their_mean_counts(tmp_path):
     assert Trial(1, (0.1, 0.2, 0.9)).score == pytest.approx(0.4)
 
 
+@pytest.mark.parametrize(
+    ("events", "verdict"),
+    [
+        # What `on_collapse=stop` leaves: the run went back to before the collapse, and ended there.
+        (({"event": "collapse", "step": 25, "since": 20}, {"event": "rollback", "step": 10, "goes_on": False}),
+         "collapsed"),
+        (({"event": "divergence", "step": 30},), "diverged"),
+    ],
+)  # fmt: skip
+def test_what_a_run_failed_by_is_held_against_its_weight(tmp_path, events, verdict):
+    def train(config):
+        run_directory(Path(config.out), "method=elle-a", finished=False, events=events)
+        raise WorkError("it ended")
+
+    assert try_weight(digits(100.0), 100.0, 2, tmp_path, train) == Trial(100.0, (), verdict)
+
+
+def test_a_run_that_was_interrupted_is_continued(tmp_path):
+    def trained_to(config, accuracy):
+        if not Path(config.out).exists():
+            run_directory(Path(config.out), "method=elle-a", finished=False)
+        metrics = Path(config.out) / "metrics.jsonl"
+        metrics.write_text(re.sub(r'"pgd-.0": 0..', f'"pgd-20": {accuracy}', metrics.read_text()))
+
+    def interrupted(config):
+        trained_to(config, 0.1)
+        raise WorkError("stopped by SIGTERM")
+
+    def resumed(config):
+        trained_to(config, 0.3)
+        (Path(config.out) / "result.json").write_text("{}")
+
+    with pytest.raises(WorkError, match="SIGTERM"):
+        try_weight(digits(200.0), 200.0, 1, tmp_path, interrupted)
+    assert try_weight(digits(200.0), 200.0, 1, tmp_path, resumed) == Trial(200.0, (0.3,))
+
+
 def test_where_nothing_held_it_says_so():
     with pytest.raises(WorkError, match="no weight held .1, 2.; give larger ones"):
         chosen([Trial(1, (), "collapsed"), Trial(2, (), "diverged")])
@@ -124,15 +161,18 @@ def test_a_run_that_failed_for_another_reason_ends_the_search(tmp_path):
 
 
 def test_workers_share_what_they_have_found_in_one_database(tmp_path):
-    pytest.importorskip("optuna")
-    setting, trains = digits(10.0, 1000.0), [Trainer(), Trainer()]
+    optuna = pytest.importorskip("optuna")
+    setting, trains = digits(1000.0, 10.0, 100.0), [Trainer(), Trainer()]
     first = optuna_search(setting, 1, tmp_path, trains[0], trials=5)
     both = optuna_search(setting, 1, tmp_path, trains[1], trials=5)
     assert (len(first), len(both)) == (5, 10)
     assert all(len(train.trained) == 5 for train in trains)
     assert all(10 <= trial.weight <= 1000 for trial in both)
     assert {trial.verdict for trial in both if trial.weight < 50} <= {"collapsed"}
-    assert (tmp_path / "tune.db").exists()
+    (summary,) = optuna.get_all_study_summaries(f"sqlite:///{tmp_path / 'tune.db'}")
+    assert summary.direction == optuna.study.StudyDirection.MAXIMIZE
+    (weight,) = summary.best_trial.distributions.values()
+    assert weight == optuna.distributions.FloatDistribution(10, 1000, log=True)
 
 
 def test_a_worker_that_meets_another_while_the_database_is_made_asks_again(tmp_path, monkeypatch):

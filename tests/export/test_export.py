@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -102,11 +103,12 @@ def test_the_card_states_data_method_eps_accuracies_and_licence(elle, run, tmp_p
 
 
 def test_the_card_says_what_a_rollback_made_of_the_method(run_copy, tmp_path):
-    rollback = {"event": "rollback", "step": 3, "method": "fgsm+elle-a", "weight": 100.0}
-    (run_copy / "events.jsonl").write_text(json.dumps(rollback) + "\n")
+    rollback = {"event": "rollback", "step": 2, "method": "fgsm+elle-a", "weight": 50.0}
+    events = [rollback, rollback | {"step": 3, "weight": 100.0}]
+    (run_copy / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     result = json.loads((run_copy / "result.json").read_text())
     told = []
-    for rollbacks in (1, 0):  # none: the run was continued from before it, with --from, and kept its method
+    for rollbacks in (2, 0):  # none: the run was continued from before it, with --from, and kept its method
         (run_copy / "result.json").write_text(json.dumps(result | {"rollbacks": rollbacks}))
         export_run(run_copy, "safetensors", tmp_path / f"{rollbacks}.safetensors")
         told.append((tmp_path / f"{rollbacks}.safetensors.md").read_text())
@@ -175,9 +177,12 @@ def test_clean_accuracy_at_several_radii_is_one_row(elle, run_copy, tmp_path):
     assert len(re.findall(r"^\| clean \|.*\| 10 \|$", (tmp_path / "m.safetensors.md").read_text(), re.MULTILINE)) == 1
 
 
-def test_the_card_of_a_run_cut_short_says_so(run, tmp_path):
-    export_run(run, "safetensors", tmp_path / "m.safetensors")
-    assert "1 epoch of batch 64, ended after 6 steps" in (tmp_path / "m.safetensors.md").read_text()
+def test_the_card_of_a_run_cut_short_says_so(run, run_copy, tmp_path):
+    with open(run_copy / "config.toml", "a") as config:
+        config.write("max_steps = 1000\n")  # more than its two epochs have
+    for source, steps in ((run, "1 epoch of batch 64, ended after 6 steps"), (run_copy, "ended after 36 steps")):
+        export_run(source, "safetensors", tmp_path / "m.safetensors")
+        assert steps in (tmp_path / "m.safetensors.md").read_text()
 
 
 def test_the_safetensors_file_is_loaded_without_its_run(run, tmp_path):
@@ -234,6 +239,23 @@ def test_a_file_that_computes_something_else_is_not_put_in_place(run, tmp_path, 
     with pytest.raises(WorkError, match="gives other logits than the network: they differ by"):
         export_run(run, "torchscript", tmp_path / "m.pt")
     assert not list(tmp_path.iterdir())
+
+
+def test_images_that_the_file_gives_another_class_are_counted(run, tmp_path, monkeypatch):
+    class Undecided(nn.Module):
+        def forward(self, x):
+            return torch.zeros(len(x), 10)
+
+    def read(path):
+        return lambda x: torch.eye(10)[[0] if len(x) == 1 else [1] * len(x)] * 1e-6
+
+    trained = load_run(run)
+    trained.__dict__["model"] = Undecided()
+    monkeypatch.setattr("elle.export.write.load_run", lambda directory: trained)
+    monkeypatch.setitem(FORMATS, "safetensors", replace(FORMATS["safetensors"], read=read))
+    found = export_run(run, "safetensors", tmp_path / "m.safetensors")
+    assert (found["images"], found["same_class"]) == (32, 1)
+    assert "the same class for 1 of 32." in (tmp_path / "m.safetensors.md").read_text()
 
 
 def test_a_network_that_an_exporter_cannot_express_is_said_so_in_one_line(run, tmp_path, monkeypatch):
