@@ -13,12 +13,14 @@ from PIL import Image
 
 from elle.config import load_config
 from elle.data.registry import load_dataset
+from elle.methods import METHODS
+from elle.models.registry import MODELS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "own-images.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for kind, text in BLOCKS if not kind for line in text.splitlines() if line.startswith("elle ")]
 (PYTHON,) = [text for kind, text in BLOCKS if kind == "python"]
-REAL = "elle train data=folder root=photos model=resnet50 image_size=224 --out runs/photos"
+REAL = "elle train data=folder root=photos --out runs/photos"
 
 
 def write_photos(root: Path, count: int = 20) -> None:
@@ -84,8 +86,7 @@ def test_the_tutorial_s_commands_run_one_after_the_other(elle, folder, monkeypat
         words = shlex.split(command)[1:]
         if command == REAL:
             # As printed it takes a GPU: here with small images, a small network and few epochs.
-            small = {"image_size=224": "image_size=16", "model=resnet50": "model=tests.networks:any_size_net"}
-            words = [small.get(word, word) for word in words] + ["epochs=6"]
+            words += ["image_size=16", "model=tests.networks:any_size_net", "epochs=6"]
         outcome = elle(*words)
         assert outcome.code == 0, (command, outcome.err)
         if command == REAL:
@@ -135,6 +136,8 @@ def test_a_deployed_file_classifies_photographs_of_every_kind_as_the_evaluation_
             assert (read[0] * 255 - torch.tensor(pixels)).abs().max() <= 2.01, (size, path)
 
 
-def test_the_real_training_is_spelled_right():
+def test_the_real_training_costs_what_the_page_says():
     config = load_config([word for word in REAL.split() if "=" in word]).resolved()
-    assert (config.data, config.model, config.image_size, config.eps) == ("folder", "resnet50", 224, 4 / 255)
+    passes = METHODS[config.method].cost.total
+    small, large = (MODELS[name].gflop for name in ("resnet18", "resnet50"))
+    assert f"an image costs {passes} passes of {small:.1f} GFLOP (`model=resnet50`: {large:.1f})" in PAGE

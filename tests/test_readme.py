@@ -5,6 +5,7 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -150,6 +151,16 @@ def test_the_rehearsal_is_what_was_measured():
 def test_the_results_table_is_what_was_measured(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     assert import_module("results_table").main(["--into", str(ROOT / "README.md"), "--check"]) == 0
+
+
+def test_the_first_figures_of_the_readme_are_those_of_its_table():
+    runs = json.loads((ROOT / "results/short.json").read_text())["runs"]
+    plain, ours = (
+        fmean(run["pgd-20"] for run in runs if (run["method"], run["eps"]) == (method, "8/255"))
+        for method in ("fgsm", "elle-a")
+    )
+    told = f"plain FGSM ends with an accuracy of {plain:.1f} % under PGD-20 (20 attack steps), ELLE-A with {ours:.1f} %"
+    assert told in words_of("README.md")
 
 
 def test_the_table_of_steps_is_what_was_measured():

@@ -416,6 +416,13 @@ def test_no_arrays_says_what_is_wanted(tmp_path):
     assert_refused(lambda: own_arrays(tmp_path / "absent"), "no such folder")
 
 
+@pytest.mark.parametrize("kind", ["pair", "npy", "one"])
+def test_an_array_that_is_too_large_is_not_called_damaged(tmp_path, monkeypatch, kind):
+    root = save_arrays(tmp_path / "a", kind)
+    monkeypatch.setattr("elle.data.arrays.MAX_ARRAY", X.nbytes - 1)
+    assert_refused(lambda: own_arrays(root), root, f"of {X.nbytes} bytes; at most {X.nbytes - 1} are", "data=folder")
+
+
 def test_object_arrays_are_never_made(tmp_path, monkeypatch):
     import pickle
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -140,6 +141,21 @@ def test_the_command_that_goes_on_can_be_pasted_into_a_shell(tmp_path):
             configuration(tmp_path / "my runs" / "a & b", "method=fgsm"),
             watcher=signal_after_step(2, signal.SIGTERM),
         )
+
+
+def test_a_full_memory_is_told_in_one_line_with_a_command_that_needs_less(tmp_path, elle):
+    def fill(step):
+        if step == EPOCH + 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation.")
+
+    words = r"memory is full at step 20 of 36; what was saved stays; continue with: (elle train --out .* --resume \S+) "
+    with pytest.raises(WorkError, match=words) as problem:
+        train(configuration(tmp_path / "run", "method=fgsm"), watcher=Watcher(stepped=fill))
+    assert events(tmp_path / "run")[-1] == "stop"
+    command = re.search(words, str(problem.value))[1].split()
+    assert command[-1] == "accumulate=2"
+    assert elle(*command[1:]).code == 0
+    assert len(records(tmp_path / "run")) == 2
 
 
 def test_a_run_does_not_end_before_the_step_it_has_come_to(tmp_path):

@@ -127,6 +127,8 @@ def read_npz(path: Path, names: tuple[str, ...] | list[str]) -> list[npt.NDArray
                 with archive.open(info) as stream:
                     found.append(_array(stream, info.file_size))
             return found
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     except Exception as error:  # a damaged archive can fail in any way at all
         wanted = " and ".join(f"`{name}`" for name in names)
         advice = _WRITE if "x" in names else _LAYOUTS
@@ -138,6 +140,8 @@ def read_npy(path: Path) -> npt.NDArray[Any]:
     try:
         with open(path, "rb") as stream:
             return _array(stream, os.fstat(stream.fileno()).st_size)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     except Exception as error:
         raise InputError(f"{path}: no array in it ({_reason(error)}); write it with numpy.save(file, array)") from None
 
@@ -159,8 +163,13 @@ def _array(stream: IO[bytes], size: int) -> npt.NDArray[Any]:
     count = 1
     for length in shape:
         count *= length
-    if count * dtype.itemsize != size - stream.tell() or count * dtype.itemsize > MAX_ARRAY:
+    if count * dtype.itemsize != size - stream.tell():
         raise ValueError(f"its header claims {count * dtype.itemsize} bytes, not those it has")
+    if count * dtype.itemsize > MAX_ARRAY:
+        raise InputError(
+            f"an array of {count * dtype.itemsize} bytes; at most {MAX_ARRAY} are held in memory; "
+            f"write the images as files, which data=folder streams"
+        )
     raw = np.empty(count * dtype.itemsize, np.uint8)
     view = raw.data
     while view:

@@ -6,11 +6,12 @@ import contextlib
 import gc
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from elle.config import Config, given, parse_config
@@ -71,13 +72,26 @@ def train(
                 run.resume(start)
             run.files.configure(run.config)
             try:
-                return run.finish()
+                with _told_if_memory_is_full(run):
+                    return run.finish()
             except WorkError as problem:
                 # Whether a run that has lost a rank stops or starts again is its launcher's decision.
                 if not str(problem).startswith(LOST):
                     with contextlib.suppress(WorkError):  # a full disk has no room for this either
                         run.files.event("stop", step=run.done, reason=str(problem))
                 raise
+
+
+@contextlib.contextmanager
+def _told_if_memory_is_full(run: Run) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        less = run.how_to_continue(f"--resume accumulate={2 * run.config.accumulate}")
+        raise WorkError(
+            f"the device's memory is full at step {run.done} of {run.last_step}; what was saved stays; {less} "
+            f"(half as many images at a time), or with memory=low, or start anew with a smaller batch, image or network"
+        ) from None
 
 
 class Run:
