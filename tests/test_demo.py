@@ -8,8 +8,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
-from elle.demo import NAMES, DemoRun, _dip, describe, run_demo
+from elle.demo import NAMES, DemoRun, _dip, _table, describe, run_demo
 from elle.errors import InputError, WorkError
 from elle.experiments.training import is_running
 from elle.files import write_lines
@@ -37,6 +38,22 @@ def test_it_writes_one_page_with_the_curves_and_the_verdict(short):
     page = (out / "report.html").read_text()
     assert page.count("<svg") == 6
     assert describe(summary) in re.sub(r"<[^>]+>|&nbsp;", "", page).replace("\u2060", "")
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 160])
+def test_its_table_cuts_off_nothing_on_a_narrow_terminal(short, width):
+    out, _ = short
+    runs = [DemoRun(method, out / method, None) for method in NAMES]
+    for run in runs:
+        run.read()
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(_table(runs, 2, width))
+    lines = captured.get().splitlines()
+    assert "\u2026" not in captured.get()
+    assert [line.split()[0] for line in lines] == ["method", "FGSM", "ELLE-A"]
+    assert ("E_lin" in lines[0]) is (width >= 80)
+    assert f"{runs[0].records[-1]['pgd-20']:.1%}" in lines[1]
 
 
 def test_it_replaces_a_former_demo_but_nothing_else(short, tmp_path):

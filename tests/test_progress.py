@@ -27,6 +27,16 @@ def test_a_line_stays_whole_where_there_is_no_terminal(capsys):
     assert capsys.readouterr().out.count("\n") == 1
 
 
+def test_a_terminal_breaks_a_line_between_words(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    words = "epoch   1/2  loss 2.330  training   8.4%  clean  47.8%  pgd-10  12.0%  E_lin 5.31e-05  weight 0"
+    TrainingProgress().watcher().said(words)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert " ".join(lines).split() == words.split()
+
+
 def test_an_epoch_is_told_in_words_that_fit_every_method(capsys):
     watcher = TrainingProgress().watcher()
     watcher.started(load_config(["data=digits", "method=pgd-10", "epochs=1"]).resolved(), 20, 0)

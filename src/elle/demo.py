@@ -30,6 +30,9 @@ NAMES = {"fgsm": "FGSM", "elle-a": "ELLE-A"}
 # At the data's own rate the curves jump so much that a processor's rounding decides where they end.
 SETTINGS = ("data=mnist5k", "device=cpu", "lr=0.05", "track=clean,pgd-20", "final=clean,pgd-20")
 _MARKER = ".elle-demo"
+_COLUMNS = ("method", "epoch", "loss", "single-step", "clean", "PGD-20", "best", "E_lin", "weight", "left")
+_NARROW = ("method", "epoch", "single-step", "PGD-20", "best", "left")
+"""What the demo is about, for a terminal on which not all columns have room."""
 
 
 @dataclass
@@ -120,7 +123,7 @@ def _start(method: str, directory: Path, settings: Sequence[str]) -> DemoRun:
 
 def _follow(runs: list[DemoRun], epochs: int, console: Console) -> None:
     printed = {run.method: 0 for run in runs}
-    with Live(_table(runs, epochs), console=console, auto_refresh=False) as live:
+    with Live(_table(runs, epochs, console.width), console=console, auto_refresh=False) as live:
         while any(run.process.poll() is None for run in runs):
             time.sleep(0.2)
             for run in runs:
@@ -135,10 +138,10 @@ def _follow(runs: list[DemoRun], epochs: int, console: Console) -> None:
                             f"{NAMES[run.method]:7} {_line(record, epochs)}  left {run.seconds_left(epochs):.0f} s"
                         )
                     printed[run.method] = len(run.records)
-            live.update(_table(runs, epochs), refresh=console.is_terminal)
+            live.update(_table(runs, epochs, console.width), refresh=console.is_terminal)
         for run in runs:
             run.read()
-        live.update(_table(runs, epochs), refresh=True)
+        live.update(_table(runs, epochs, console.width), refresh=True)
 
 
 def _dip(accuracies: Sequence[float]) -> dict[str, float] | None:
@@ -160,27 +163,35 @@ def _error(record: dict[str, Any]) -> str:
     return "-" if record["tracked_error"] is None else f"{record['tracked_error']:.1e}"
 
 
-def _table(runs: list[DemoRun], epochs: int) -> Table:
-    columns = ("method", "epoch", "loss", "single-step", "clean", "PGD-20", "best", "E_lin", "weight", "left")
-    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
-    for run in runs:
-        if not run.records:
-            table.add_row(NAMES[run.method], f"0/{epochs}", *[""] * (len(columns) - 2))
-            continue
-        record = run.records[-1]
-        table.add_row(
-            NAMES[run.method],
-            f"{record['epoch']}/{epochs}",
-            f"{record['loss']:.3f}",
-            f"{record['accuracy']:.1%}",
-            f"{record['clean']:.1%}",
-            f"{record['pgd-20']:.1%}",
-            f"{max(r['pgd-20'] for r in run.records):.1%}",
-            _error(record),
-            "-" if record["weight"] is None else f"{record['weight']:.0f}",
-            f"{run.seconds_left(epochs):.0f} s",
-        )
+def _table(runs: list[DemoRun], epochs: int, width: int) -> Table:
+    rows = [_cells(run, epochs) for run in runs]
+    for columns in (_COLUMNS, _NARROW):
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for name in columns:
+            table.add_column(name, no_wrap=True)
+        for cells in rows:
+            table.add_row(*(cells.get(name, "") for name in columns))
+        if Console(width=1000).measure(table).maximum <= width:
+            break
     return table
+
+
+def _cells(run: DemoRun, epochs: int) -> dict[str, str]:
+    if not run.records:
+        return {"method": NAMES[run.method], "epoch": f"0/{epochs}"}
+    record = run.records[-1]
+    return {
+        "method": NAMES[run.method],
+        "epoch": f"{record['epoch']}/{epochs}",
+        "loss": f"{record['loss']:.3f}",
+        "single-step": f"{record['accuracy']:.1%}",
+        "clean": f"{record['clean']:.1%}",
+        "PGD-20": f"{record['pgd-20']:.1%}",
+        "best": f"{max(r['pgd-20'] for r in run.records):.1%}",
+        "E_lin": _error(record),
+        "weight": "-" if record["weight"] is None else f"{record['weight']:.0f}",
+        "left": f"{run.seconds_left(epochs):.0f} s",
+    }
 
 
 def describe(summaries: dict[str, dict[str, Any]]) -> str:

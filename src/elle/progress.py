@@ -75,7 +75,8 @@ class TrainingProgress:
             self.bar.update(self.task, description="training")
 
     def _said(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)  # a log file wants whole lines
+        # A log file wants whole lines; a terminal would break them within a number: E_lin 5.3 and 1e-05.
+        self.console.print(text, markup=False, soft_wrap=not self.console.is_terminal)
 
 
 def describe_record(record: dict[str, Any], epochs: int | None) -> str:

@@ -21,9 +21,8 @@ from elle.experiments.training import is_running
 
 _COLUMNS = ("run", "method", "eps", "epoch", "loss", "training", "clean", "multi-step", "best", "E_lin", "weight",
             "course", "state")  # fmt: skip
-WIDE = 120
-"""Characters of a terminal on which all columns have room; a narrower one shows what is worth most."""
 _NARROW = ("run", "epoch", "multi-step", "best", "state")
+"""What is worth most, for a terminal on which not all columns have room."""
 _SILENCE = 60.0
 """Seconds without a line, after which a run that nobody holds is not called training."""
 _PAUSE = 1.0
@@ -41,28 +40,49 @@ def watch(paths: Sequence[Path], once: bool) -> None:
     if once:
         console.print(view(runs, console.width))
         return
-    with Live(view(runs, console.width), console=console, auto_refresh=False) as live:
+    with Live(console=console, auto_refresh=False) as live:
         while True:
             for run in runs:
                 run.read()
-            live.update(view(runs, console.width), refresh=True)
             if all(run.finished() or run.stopped() is not None for run in runs):
+                live.update(view(runs, console.width), refresh=True)
                 break
+            # What a live view has no lines for would not be seen.
+            live.update(view(runs, console.width, console.height if console.is_terminal else None), refresh=True)
             time.sleep(_PAUSE)
     if not console.is_terminal:
         console.print()  # rich ends the last line on a terminal only
 
 
-def view(runs: Sequence[RunDirectory], width: int) -> Group:
-    """A line a run, the course of its accuracy under attack, and what its monitor has said."""
-    columns = [name for name in _COLUMNS if width >= WIDE or name in _NARROW]
-    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+def view(runs: Sequence[RunDirectory], width: int, height: int | None = None) -> Group:
+    """A line a run, the course of its accuracy under attack, and what its monitor has said.
+
+    Of runs that are more than `height` lines, those that still train come first, and the last are counted.
+    """
     names = unique_names(runs)
-    for run, own in zip(runs, names, strict=True):
-        cells = dict(zip(_COLUMNS, [own, *_cells(run)], strict=True))
-        table.add_row(*(cells[name] for name in columns))
-    said = [Text(f"{own}: {line}") for run, own in zip(runs, names, strict=True) for line in _said(run)]
-    return Group(table, *said[-8:])
+    rows = [(run, [own, *_cells(run)]) for run, own in zip(runs, names, strict=True)]
+    said = [Text(f"{own}: {line}") for run, own in zip(runs, names, strict=True) for line in _said(run)][-8:]
+    whole = Console(width=100_000).measure(_table(_COLUMNS, rows)).maximum
+    columns = _COLUMNS if whole <= width else _NARROW
+    shown, group = rows, Group(_table(columns, rows), *said)
+    while height and (excess := len(Console(width=width).render_lines(group)) - height) > 0 and len(shown) > 1:
+        if shown is rows:
+            shown = sorted(rows, key=lambda row: row[0].finished() or row[0].stopped() is not None)
+        shown = shown[: -min(max(1, excess // 2), len(shown) - 1)]
+        more = Text(f"and {len(rows) - len(shown)} more", style="dim")
+        group = Group(_table(columns, shown), more, *said)
+    return group
+
+
+def _table(columns: Sequence[str], rows: Sequence[tuple[RunDirectory, list[str]]]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in columns:
+        # Names that are cut at their end would be the same name.
+        table.add_column(name, overflow="fold", no_wrap=name not in ("run", "state"))
+    for _, cells in rows:
+        by_name = dict(zip(_COLUMNS, cells, strict=True))
+        table.add_row(*(Text(by_name[name]) for name in columns))  # as it is: a folder may be called [red]
+    return table
 
 
 def _cells(run: RunDirectory) -> list[str]:

@@ -1,5 +1,6 @@
 """Runs drawn, watched and compared, from directories made by hand; and the loss surface of a small network."""
 
+import itertools
 import json
 import math
 import os
@@ -150,10 +151,19 @@ def test_a_heat_map_has_a_cell_a_value_and_colours_from_low_to_high():
     assert [cell.get("fill") for cell in cells] == ["#440154", "#fde725", "#b0b0b0", "#fde725"]
 
 
+@pytest.mark.parametrize("high", [0.0, 4e-4, 2.3, 5e6])
+def test_no_number_of_the_scale_is_written_over_another(high):
+    svg = draw_heatmap(Heatmap("title", "x", "y", [0, 1], [0, 1], [[0.0, high], [0.0, 0.0]], 0.0, high))
+    texts = re.findall(r'<text[^>]* x="([\d.]+)" y="([\d.]+)"[^>]*>', svg)
+    beside = sorted(float(y) for x, y in texts if float(x) > 365)
+    assert len(beside) >= 2  # the word and a number
+    assert all(below - above >= 12 for above, below in itertools.pairwise(beside))
+
+
 def test_the_scale_of_a_heat_map_tells_the_power_of_ten_that_its_labels_leave_out():
     svg = draw_heatmap(Heatmap("title", "x", "y", [0, 1], [0, 1], [[0.0, 1e-4], [2e-4, 4e-4]], 0.0, 4e-4))
     assert ">4</text>" in svg
-    assert ">\u00d710\u207b\u2074</text>" in svg
+    assert ">loss (\u00d710\u207b\u2074)</text>" in svg
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -299,6 +309,41 @@ def test_a_narrow_terminal_shows_fewer_columns_and_those_whole(tmp_path):
     head, row = captured.get().splitlines()[:2]
     assert head.split() == ["run", "epoch", "multi-step", "best", "state"]
     assert row.split()[:4] == ["digits-n-fgsm-eps0.2-seed0", "6/6", "1.0%", "40.0%"]
+
+
+def shown(runs, width, height=None):
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(view(runs, width, height))
+    return captured.get().splitlines()
+
+
+def test_names_that_differ_at_their_end_do_so_on_a_narrow_terminal(tmp_path):
+    names = [f"digits-n-fgsm+elle-a-eps0.2-seed{seed}-0123abcd" for seed in (0, 1)]
+    lines = shown([open_run(run_directory(tmp_path / name)) for name in names], 60)
+    assert [lines[k][:24].strip() + lines[k + 1][:24].strip() for k in (1, 3)] == names
+    assert all(line.split()[1:] == ["6/6", "40.0%", "40.0%", "finished"] for line in lines[1::2])
+
+
+def test_a_run_is_watched_under_its_name_whatever_is_in_it(tmp_path):
+    assert shown([open_run(run_directory(tmp_path / "lr[a]"))], 200)[1].split()[0] == "lr[a]"
+
+
+def test_more_runs_than_lines_are_counted_and_those_that_train_come_first(tmp_path):
+    runs = [open_run(run_directory(tmp_path / f"run{k}", finished=k == 29)) for k in range(30)]
+    lines = shown([runs[29], *runs[:29]], 100, height=10)
+    assert len(lines) == 10
+    assert [line.split()[0] for line in lines[1:-1]] == [f"run{k}" for k in range(8)]
+    assert lines[-1] == "and 22 more"
+    assert len(shown(runs, 100)) == 31
+
+
+def test_a_run_that_ended_early_is_not_drawn_as_one_that_held(elle, tmp_path):
+    stop = {"event": "stop", "step": 20, "reason": "training diverged in epoch 2"}
+    runs = [run_directory(tmp_path / "a", finished=False, events=[stop]), run_directory(tmp_path / "b", finished=False)]
+    assert elle("plot", *runs, "--out", tmp_path / "page.html").code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "a: no collapse. It ended early: training diverged in epoch 2. b: no collapse. It has not finished." in page
 
 
 def test_a_number_that_was_not_finite_is_left_out_of_what_is_watched(elle, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -324,6 +325,45 @@ def test_a_live_table_on_a_terminal(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "disk full" in out
     assert "2 finished, 1 failed" in out
+
+
+def test_a_live_table_on_a_narrow_terminal_cuts_off_no_setting(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "24")
+    words = [("digits", 1000), ("digits", 100000), ("mnist5k", 1000)]
+    configs = [load_config([f"data={data}", "method=n-fgsm+elle-a", "eps=0.1", f"weight={weight}"]).resolved()
+               for data, weight in words]  # fmt: skip
+    said = "clean 74.0%, fgsm 45.4%, pgd-20 42.8%"
+    items = [Item(config, tmp_path / f"{config.data}-n-fgsm+elle-a-eps0.1-seed0-{k}", "finished", said)
+             for k, config in enumerate(configs)]  # fmt: skip
+    view = SweepView(items)
+
+    def lines(ended):
+        with view.console.capture() as captured:
+            view.console.print(view._table(ended))
+        return re.sub(r"\x1b\[[0-9;]*m", "", captured.get()).splitlines()
+
+    live = lines(False)
+    assert live[0].split() == ["method", "eps", "data", "weight", "seed", "epoch", "state"]
+    assert [tuple(line.split()[2:4]) for line in live[1:4]] == [(data, str(weight)) for data, weight in words]
+    assert all("finished" in line for line in live[1:4])
+    assert len(live) == 5  # a line a run, or the screen would not hold as many as are counted on
+    assert view.console.width == 60
+    for item in items:
+        assert f"{item.name}: {said}" in " ".join(" ".join(lines(True)).split())
+
+
+def test_a_sweep_that_has_ended_tells_no_time_left(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    items = items_in(tmp_path)
+    with SweepView(items) as view:
+        items[0].epochs_done, items[0].state = 1.0, "finished"
+        view.started = time.monotonic() - 10
+        assert view.left()
+        view(items[0])
+        assert "left" in capsys.readouterr().out
+    assert "left" not in capsys.readouterr().out
 
 
 def test_the_time_left_counts_epochs_that_are_known_when_images_are_counted(tmp_path):

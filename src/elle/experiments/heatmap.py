@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elle.experiments.axis import linear_axis
-from elle.experiments.svg import escape, picture, text_at
+from elle.experiments.svg import WIDTH, escape, picture, text_at
 
 # Dark to bright, evenly for the eye and for colour-blind readers.
 STOPS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
@@ -57,9 +57,8 @@ def draw_heatmap(heatmap: Heatmap) -> str:
 def _scale(heatmap: Heatmap) -> list[str]:
     axis = linear_axis([heatmap.low, heatmap.high], tight=True)
     span = heatmap.high - heatmap.low
-    parts = [_text(RIGHT + 16, 14, "loss")]
-    if axis.factor:
-        parts.append(_text(RIGHT + 16, 27, axis.factor))
+    # A power of ten beside the word: below it, it would be written over the highest number of the scale.
+    parts = [_text(WIDTH, 14, axis.titled("loss"), "end") if axis.factor else _text(RIGHT + 16, 14, "loss")]
     for k in range(40):
         value = heatmap.low + (k + 0.5) / 40 * span
         y = TOP + HEIGHT * (1 - (k + 1) / 40)
@@ -67,8 +66,8 @@ def _scale(heatmap: Heatmap) -> list[str]:
             f'<rect x="{RIGHT + 16:.1f}" y="{y:.1f}" width="12" height="6.4" fill="{_colour(heatmap, value)}"/>'
         )
     for tick, label in zip(axis.ticks, axis.labels, strict=True):
-        at = (tick - heatmap.low) / span if span else 0.0
-        if 0 <= at <= 1:
+        at = (tick - heatmap.low) / span if span else tick - heatmap.low  # all alike: the one tick that is that value
+        if 0 <= at <= (1 if span else 0):
             parts.append(_text(RIGHT + 34, TOP + HEIGHT * (1 - at) + 4, label))
     return parts
 

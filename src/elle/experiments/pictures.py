@@ -171,6 +171,18 @@ def _summary(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
 
 
 def _sentence(run: RunDirectory, name: str) -> str:
+    return _fate(run, name) + _ending(run)
+
+
+def _ending(run: RunDirectory) -> str:
+    """Why the curves of a run end where they do, unless it has finished: one that diverged is no healthy one."""
+    reason = run.stopped()
+    if reason is None:
+        return "" if run.finished() else " It has not finished."
+    return f" It ended early: {reason}." if reason else " It ended early."
+
+
+def _fate(run: RunDirectory, name: str) -> str:
     collapses = [(told, ended) for told, ended in run.collapses() if "evidence" in told]
     if not collapses:
         return f"{name}: no collapse." if run.collapse_step() is None else f"{name} collapsed."

@@ -16,6 +16,8 @@ from elle.experiments.sweep import Item, counts
 
 _ORDER = {"running": 0, "failed": 1, "stopped": 1, "waiting": 2, "finished": 3}
 _STYLES = {"running": "bold", "failed": "red", "stopped": "yellow", "finished": "green", "waiting": "dim"}
+_SAID = 24
+"""Characters of what a run reached for which its line leaves room."""
 
 
 class SweepView:
@@ -23,7 +25,7 @@ class SweepView:
 
     def __init__(self, items: Sequence[Item], to_stderr: bool = False) -> None:
         self.items = items
-        self.keys = shown_keys(items)
+        self.keys, self.all_keys = shown_keys(items), shown_keys(items, named=False)
         self.console = Console(stderr=to_stderr, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
         self.started = self.drawn = time.monotonic()
@@ -37,7 +39,7 @@ class SweepView:
 
     def __exit__(self, *_: object) -> None:
         if self.live:
-            self.live.update(self._table(), refresh=True)
+            self.live.update(self._table(ended=True), refresh=True)
             self.live.stop()
 
     def __call__(self, changed: Item | None) -> None:
@@ -69,22 +71,40 @@ class SweepView:
         left = self.left()
         return "" if not left else f"  left {duration(left)}"
 
-    def _table(self) -> Group:
+    def _table(self, ended: bool = False) -> Group:
         """The runs that fit on the screen, those that are being made first."""
         room = max(5, self.console.height - 4)
         items = sorted(self.items, key=lambda item: _ORDER[item.state])
-        table = Table(*columns(self.keys), box=None, pad_edge=False)
-        for item in items[:room]:
-            table.add_row(*cells(item, self.keys), style=_STYLES[item.state])
+        shown = items[:room]
+        table = _lines(shown, columns(self.keys), self.keys)
+        said = max((len(item.said) for item in shown), default=0)
+        room_for_said = self.console.width - Console(width=100_000).measure(table).maximum + said
+        below = []
+        if room_for_said < min(said, _SAID):
+            # The settings tell the runs apart as well as their long names, and cut off neither would.
+            table = _lines(shown, columns(self.all_keys)[1:], self.all_keys)
+        if ended and room_for_said < said:
+            below = [Text(f"{item.name}: {item.said}") for item in shown if item.said]
         more = [Text(f"and {len(items) - room} more", style="dim")] if len(items) > room else []
         summary = ", ".join(f"{count} {state}" for state, count in counts(self.items).items())
-        return Group(table, *more, Text(f"{summary}{self._eta()}", style="bold"))
+        return Group(table, *more, *below, Text(summary if ended else f"{summary}{self._eta()}", style="bold"))
 
 
-def shown_keys(items: Sequence[Item]) -> list[str]:
-    """Method and eps, and whatever else tells the runs apart; their data is in their names."""
+def _lines(items: Sequence[Item], heads: Sequence[str], keys: Sequence[str]) -> Table:
+    """A line a run, however much it has to say: as many runs as lines have room on the screen."""
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(head, overflow="fold" if head else "ellipsis", no_wrap=head != "")
+    for item in items:
+        *told, _ = cells(item, keys)[-len(heads) :]
+        table.add_row(*map(Text, told), Text(item.said, no_wrap=True), style=_STYLES[item.state])
+    return table
+
+
+def shown_keys(items: Sequence[Item], named: bool = True) -> list[str]:
+    """Method and eps, and whatever else tells the runs apart; where they are `named`, their data is in their names."""
     telling = telling_keys([item.config for item in items], ["method", "eps", "data"])
-    return ["method", "eps", *(key for key in telling if key not in ("method", "eps", "data"))]
+    return ["method", "eps", *(key for key in telling if key not in ("method", "eps", "data" if named else ""))]
 
 
 def columns(keys: Sequence[str]) -> list[str]:
