@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,10 @@ class TrainingProgress:
             self.bar.update(self.task, description="training")
 
     def _said(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)  # a log file wants whole lines
+        # Nobody may read any more, for which rich would end the process, or the log's disk be full: the training goes
+        # on, as all of this is in its files too.
+        with contextlib.suppress(OSError, SystemExit):
+            self.console.print(text, markup=False, soft_wrap=True)  # a log file wants whole lines
 
 
 def describe_record(record: dict[str, Any], epochs: int | None) -> str:
