@@ -311,6 +311,13 @@ def test_a_stopped_run_is_one_line_and_exit_code_1_and_its_advice_works(train_qu
     assert "continuing from step 5 of 18" in elle(*advice).out
 
 
+@pytest.mark.parametrize("words", [["out=~nobody-here/x"], ["data=cifar10", "root=~nobody-here/x"]])
+def test_a_home_folder_that_nobody_has_is_one_line_and_exit_code_2(train_quickly, words):
+    outcome = train_quickly(*words)
+    assert_one_line(outcome, 2)
+    assert "~nobody-here/x: whose home folder ~ means is not known here" in outcome.err
+
+
 def in_shell(line, *words, **options):
     """The command with streams that the shell arranges; `$@` in the line is `elle WORDS`."""
     command = ["bash", "-c", line, "bash", sys.executable, "-m", "elle", *words]

@@ -17,7 +17,7 @@ from elle.cli_data import app as data_app
 from elle.cli_options import AsJson, Device, Root
 from elle.config import KEYS, Config, load_config, parse_words
 from elle.data.registry import find_dataset
-from elle.errors import REASONS, InputError, Interrupted, WorkError, check_file_name, first_line, leave, tell
+from elle.errors import REASONS, InputError, Interrupted, WorkError, check_file_name, expanded, first_line, leave, tell
 from elle.printing import print_accuracies, print_json
 from elle.version import __version__
 
@@ -179,7 +179,7 @@ def train(
     if start_from is not None and directory is None:
         directory = str(start_from.absolute().parent.parent)
         words = [*words, f"out={directory}"]
-    if resume and config is None and directory and (file := Path(directory).expanduser() / "config.toml").exists():
+    if resume and config is None and directory and (file := expanded(directory) / "config.toml").exists():
         config = file
     elif resume and config is None and directory and len(words) == 1:
         raise InputError(f"{directory} holds no run to continue; give its settings to start one there")
