@@ -311,6 +311,62 @@ def test_a_stopped_run_is_one_line_and_exit_code_1_and_its_advice_works(train_qu
     assert "continuing from step 5 of 18" in elle(*advice).out
 
 
+@pytest.mark.parametrize("words", [["out=~nobody-here/x"], ["data=cifar10", "root=~nobody-here/x"]])
+def test_a_home_folder_that_nobody_has_is_one_line_and_exit_code_2(train_quickly, words):
+    outcome = train_quickly(*words)
+    assert_one_line(outcome, 2)
+    assert "~nobody-here/x: whose home folder ~ means is not known here" in outcome.err
+
+
+def in_shell(line, *words, **options):
+    """The command with streams that the shell arranges; `$@` in the line is `elle WORDS`."""
+    command = ["bash", "-c", line, "bash", sys.executable, "-m", "elle", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+@pytest.mark.parametrize("words", [["methods"], ["methods", "--json"], ["--version"]])
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_1(words):
+    outcome = in_shell('"$@" > /dev/full', *words)
+    assert outcome.returncode == 1
+    assert outcome.stderr == "elle: could not print all of the output: No space left on device\n"
+
+
+def test_output_that_nobody_reads_is_no_error_to_tell():
+    outcome = in_shell('"$@" | true', "methods", "--json")
+    assert (outcome.returncode, outcome.stderr) == (0, "")
+
+
+def test_closed_streams_are_no_error():
+    outcome = in_shell('"$@" <&- >&-', "methods")
+    assert (outcome.returncode, outcome.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("line", "code"), [('"$@" > /dev/full', 1), ('"$@" | true; exit ${PIPESTATUS[0]}', 0)])
+def test_a_training_whose_log_cannot_be_written_goes_on_to_its_end(line, code):
+    outcome = in_shell(line, "train", *QUICK, "--out", "run")
+    assert outcome.returncode == code
+    assert outcome.stderr.count("\n") == code
+    assert Path("run/result.json").exists()
+
+
+def test_a_terminal_without_unicode_shows_a_run_all_the_same(run_copy):
+    """The C locale, in which Python itself escapes bytes that are no text, and refuses text that is not ASCII."""
+    environment = os.environ | {"PYTHONIOENCODING": "ascii:surrogateescape"}
+    outcome = in_shell('"$@"', "watch", "--once", str(run_copy), env=environment)
+    assert (outcome.returncode, outcome.stderr) == (0, "")
+    assert r"\u2588" in outcome.stdout
+
+
+def test_a_file_that_may_not_be_opened_is_one_line_and_exit_code_2(elle, monkeypatch):
+    def refuse():
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "run/config.toml")
+
+    monkeypatch.setattr("elle.doctor.examine", refuse)  # nothing is refused to root
+    outcome = elle("doctor")
+    assert_one_line(outcome, 2)
+    assert outcome.err == "elle: cannot open run/config.toml: Permission denied\n"
+
+
 def test_ctrl_c_is_one_line_and_exit_code_130(elle, monkeypatch):
     def interrupt():
         raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 """Every knob: what is accepted, what is refused and with which hint, and that a file gives back what was written."""
 
+import os
 import tomllib
 
 import pytest
@@ -482,3 +483,13 @@ def test_the_optimizer_s_defaults_are_the_paper_s():
     config = load_config(["data=cifar10"]).resolved()
     assert (config.momentum, config.weight_decay, config.validation) == (0.9, 5e-4, 1024)
     assert (config.batch, config.lr, config.epochs, config.schedule) == (128, 0.2, 30, "short")
+
+
+@pytest.mark.parametrize("key", ["out", "root"])
+def test_a_name_that_no_file_of_settings_could_hold_is_refused(key):
+    """As in a folder of a machine that wrote names in Latin-1; the run could not have been continued."""
+    name = os.fsdecode(b"caf\xe9")
+    with pytest.raises(InputError, match=rf"^{key}='caf.udce9' is not UTF-8"):
+        load_config([f"{key}={name}"])
+    with pytest.raises(InputError, match=rf"^{key}='caf.udce9' is not UTF-8"):
+        Config().model_copy(update={key: name}).to_toml()

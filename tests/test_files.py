@@ -1,9 +1,13 @@
 """Files of one JSON object a line: whole lines are read, torn ones cut off, damaged ones named."""
 
+import errno
+import fcntl
+import os
+
 import pytest
 
 from elle.errors import InputError
-from elle.files import append_line, read_lines
+from elle.files import FolderLock, append_line, is_held, read_lines, write_text
 
 
 @pytest.mark.parametrize(
@@ -27,3 +31,27 @@ def test_a_damaged_line_is_named(tmp_path, line):
     (tmp_path / "steps.jsonl").write_bytes(b'{"epoch": 1}\n' + line + b'\n{"epoch": 2}\n')
     with pytest.raises(InputError, match="steps.jsonl is damaged in line 2; take that line out"):
         read_lines(tmp_path / "steps.jsonl")
+
+
+def refusing(number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
+def test_a_filesystem_without_locks_is_used_with_a_warning(tmp_path, monkeypatch, capsys, number):
+    monkeypatch.setattr(fcntl, "flock", refusing(number))
+    with FolderLock(tmp_path, ".lock"):
+        assert not is_held(tmp_path, ".lock")
+    said = capsys.readouterr().err
+    assert f"{tmp_path} cannot be locked ({os.strerror(number)})" in said
+    assert said.count("\n") == 1
+
+
+def test_a_filesystem_that_flushes_no_folders_holds_files_all_the_same(tmp_path, monkeypatch):
+    flush = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda n: (refusing(errno.EINVAL) if os.path.isdir(f"/dev/fd/{n}") else flush)(n))
+    write_text(tmp_path / "result.json", "{}")
+    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]

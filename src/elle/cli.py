@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -16,7 +17,7 @@ from elle.cli_data import app as data_app
 from elle.cli_options import AsJson, Device, Root
 from elle.config import KEYS, Config, load_config, parse_words
 from elle.data.registry import find_dataset
-from elle.errors import REASONS, InputError, Interrupted, WorkError, check_file_name, first_line, leave, tell
+from elle.errors import REASONS, InputError, Interrupted, WorkError, check_file_name, expanded, first_line, leave, tell
 from elle.printing import print_accuracies, print_json
 from elle.version import __version__
 
@@ -52,11 +53,10 @@ _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__n
 
 def main() -> None:
     """Run the command; a user's mistake and a failed piece of work end in one line each."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show ends no training
+    _prepare_streams()
     try:
         code = app(prog_name="elle", standalone_mode=False) or 0
+        sys.stdout.flush()
         if code != Interrupted.exit_code:  # else typer has met Ctrl-C, and says nothing
             sys.exit(code)
         message = "interrupted"
@@ -70,13 +70,46 @@ def main() -> None:
             problem.show()
             sys.exit(code)
     except Exception as problem:
-        if REASONS not in os.environ:
+        known = _of_system(problem)
+        if known is None and REASONS not in os.environ:
             raise
-        # One of several ranks: who speaks for all would otherwise know only that the others have lost it.
-        traceback.print_exc()
-        message, code = f"{type(problem).__name__}: {first_line(problem)}; its traceback is above", WorkError.exit_code
+        if known is None:
+            # One of several ranks: who speaks for all would otherwise know only that the others have lost it.
+            traceback.print_exc()
+            known = WorkError(f"{type(problem).__name__}: {first_line(problem)}; its traceback is above")
+        message, code = str(known), known.exit_code
     tell(message, code)
     leave(code)
+
+
+def _prepare_streams() -> None:
+    """Have all three streams, which can show any name."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: the next file opened takes its number, and what libraries print
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal cannot show ends no training. Python's own choice in the C locale is for bytes that
+        # it could not read as text, and refuses what is text.
+        refuses = ("strict",) if stream.encoding == "utf-8" else ("strict", "surrogateescape")
+        if isinstance(stream, TextIOWrapper) and stream.errors in refuses:
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _of_system(problem: Exception) -> InputError | WorkError | None:
+    """A file that may not be opened, or output that nobody takes, in one line; None for what is neither."""
+    if not isinstance(problem, OSError):
+        return None
+    if problem.filename is not None:
+        may_not = problem.errno in (errno.EACCES, errno.ENAMETOOLONG, errno.EMFILE)
+        return InputError(f"cannot open {problem.filename}: {problem.strerror}") if may_not else None
+    try:
+        print(flush=True)  # whether it was the output is seen by trying again
+    except OSError as refused:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python would try once more, at its end
+        if refused.errno == errno.EPIPE:  # whoever read it has had enough
+            leave(WorkError.exit_code)
+        return WorkError(f"could not print all of the output: {refused.strerror}")
+    return None
 
 
 def _usage(problem: Any) -> str:
@@ -146,7 +179,7 @@ def train(
     if start_from is not None and directory is None:
         directory = str(start_from.absolute().parent.parent)
         words = [*words, f"out={directory}"]
-    if resume and config is None and directory and (file := Path(directory).expanduser() / "config.toml").exists():
+    if resume and config is None and directory and (file := expanded(directory) / "config.toml").exists():
         config = file
     elif resume and config is None and directory and len(words) == 1:
         raise InputError(f"{directory} holds no run to continue; give its settings to start one there")

@@ -182,6 +182,11 @@ class Config(BaseModel):
             raise ValueError(f"method.weight.value={value} is lambda, which has a key of its own; write weight={value}")
         return self
 
+    @model_validator(mode="after")
+    def _can_be_written_down(self) -> Config:
+        _check_text(self.model_dump(include={*_TEXT_KEYS}))
+        return self
+
     def resolved(self) -> Config:
         """This configuration with every open value filled in from its schedule and its dataset's row."""
         dataset = find_dataset(self.data)
@@ -246,6 +251,7 @@ class Config(BaseModel):
             values["eps"] = format_radius(self.eps)
         if self.phases is not None:
             values["phases"] = format_phases(self.phases)
+        _check_text(values)
         lines = [f"{key} = {_toml(value)}" for key, value in values.items() if key != "method" or not options]
         if options:
             lines += ["", "[method]", f"name = {_toml(self.method)}"]
@@ -264,6 +270,13 @@ def _of_phases(phases: tuple[Phase, ...] | None) -> dict[str, int]:
 
 KEYS = {name: field.description for name, field in Config.model_fields.items() if name != "options"}
 """What a user may set, with a description; a method's own fields are written method.PART.FIELD."""
+
+
+def _check_text(values: Mapping[str, Any]) -> None:
+    """Refuse the name of a folder whose bytes are no text: a config.toml with it could be read by nobody."""
+    for key, value in values.items():
+        if isinstance(value, str) and value.encode("utf-8", "replace").decode() != value:
+            raise InputError(f"{key}={value!r} is not UTF-8, as config.toml is; rename it, or make a link to it")
 
 
 def _toml(value: Any) -> str:

@@ -129,7 +129,7 @@ def _follow(runs: list[DemoRun], epochs: int, console: Console) -> None:
             for run in runs:
                 run.read()
                 if run.process.poll() not in (None, 0):
-                    log = (run.directory / "log.txt").read_text().strip()
+                    log = (run.directory / "log.txt").read_text("utf-8", "replace").strip()
                     reason = log.splitlines()[-1].removeprefix("elle: ") if log else "no output"
                     raise WorkError(f"training {run.method} failed: {reason}")
                 if not console.is_terminal:

@@ -32,6 +32,14 @@ def stopped_by(signal_name: str, words: str) -> WorkError:
     return kind(f"stopped by {signal_name}{words}")
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with the home folder that its ~ means."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # nobody of that name, or a user without one
+        raise InputError(f"{path}: whose home folder ~ means is not known here; write it out") from None
+
+
 def check_file_name(out: Path, ending: str) -> None:
     """Refuse a name after --out that would say another kind of file than is written."""
     if out.is_dir() or out.suffix.lower() != ending:

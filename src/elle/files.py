@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TextIO
 
@@ -23,17 +25,26 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # makes the rename itself survive a power cut
-        finally:
-            os.close(folder)
+        _keep_names(path.parent)
     except BaseException as problem:  # an interrupt leaves no half file either
         with contextlib.suppress(OSError):  # the folder itself may be a file
             temporary.unlink()
         if isinstance(problem, OSError):
             raise not_written(path, problem) from None
         raise
+
+
+def _keep_names(folder: Path) -> None:
+    """Make a rename survive a power cut, where the filesystem can: the file is written, and in its place, already."""
+    try:
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+    except OSError as problem:
+        if problem.errno not in (errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
 
 
 def write_text(path: Path, text: str) -> None:
@@ -114,13 +125,16 @@ class FolderLock:
             raise InputError(f"cannot use the folder {folder}: {problem.strerror}; choose another --out") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._file.seek(0)
             holder = self._file.read().strip() or "unknown"
             self._file.close()
             raise InputError(
                 f"{folder} is in use by another process ({holder}); wait for it or choose another --out"
             ) from None
+        except OSError as problem:  # of a filesystem without locks, such as a Lustre that is mounted so
+            words = "see to it yourself that no other process works in it"
+            print(f"elle: {folder} cannot be locked ({problem.strerror}); {words}", file=sys.stderr)
         # Who holds the folder is a courtesy: where a disk is full, the work itself says what it cannot write. Past the
         # file's own buffer, which would be written when it is closed, and fail there once more.
         with contextlib.suppress(OSError):
@@ -139,8 +153,8 @@ def is_held(folder: Path, name: str) -> bool:
     try:
         with open(folder / name, encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
     except BlockingIOError:
         return True
+    except OSError:  # there is none, or it cannot be read, or the filesystem has no locks
+        return False
     return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +76,11 @@ class TrainingProgress:
             self.bar.update(self.task, description="training")
 
     def _said(self, text: str) -> None:
-        # A log file wants whole lines; a terminal would break them within a number: E_lin 5.3 and 1e-05.
-        self.console.print(text, markup=False, soft_wrap=not self.console.is_terminal)
+# Nobody may read any more, for which rich would end the process, or the log's disk be full: the training goes
+        # on, as all of this is in its files too. A log file wants whole lines; a terminal would break them within a
+        # number: E_lin 5.3 and 1e-05.
+        with contextlib.suppress(OSError, SystemExit):
+            self.console.print(text, markup=False, soft_wrap=not self.console.is_terminal)
 
 
 def describe_record(record: dict[str, Any], epochs: int | None) -> str:

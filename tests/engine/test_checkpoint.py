@@ -270,3 +270,15 @@ def test_a_file_in_place_of_a_run_directory_is_refused(settings, tmp_path):
     with pytest.raises(InputError, match="cannot use the folder .*run: "):
         train(settings())
     assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_a_file_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    checkpoint.write_tensors(path, TENSORS, {})
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("builtins.open", refuse)  # nothing is refused to root
+    with pytest.raises(InputError, match=r"model.safetensors cannot be read: Permission denied$"):
+        checkpoint.read_tensors(path)

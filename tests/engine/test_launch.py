@@ -17,6 +17,7 @@ from elle.engine.launch import _reason, launch_ranks
 from elle.engine.loop import train
 from elle.errors import InputError, Interrupted, WorkError
 from elle.files import read_lines
+from elle.signals import handling
 
 from ..conftest import QUICK
 
@@ -148,6 +149,19 @@ def test_more_parts_than_images_are_refused_before_a_process_is_started(monkeypa
     monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *_: pytest.fail("started"))
     with pytest.raises(InputError, match=f"^{words[0]}.*a batch of 64 images has no .* parts"):
         launch_ranks(load_config(["data=digits", "device=cpu", *words]), [])
+
+
+@pytest.mark.parametrize(("before", "heard"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_a_terminal_that_closes_ends_no_job_under_nohup(monkeypatch, before, heard):
+    asked = []
+    monkeypatch.setattr(
+        "torch.distributed.launcher.api.elastic_launch",
+        lambda settings, _: lambda *words: asked.append(settings.signals_to_handle.split(",")),
+    )
+    with handling(before, signal.SIGHUP):
+        assert launch_ranks(load_config([*QUICK, "devices=2"]), ["train"])
+    assert ("SIGHUP" in asked[0]) is heard
+    assert {"SIGTERM", "SIGINT"} <= {*asked[0]}
 
 
 def test_a_rank_that_ends_without_a_word_is_named(tmp_path):

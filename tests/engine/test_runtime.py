@@ -13,6 +13,7 @@ from elle.core.precision import autocast
 from elle.engine.loop import train
 from elle.engine.runtime import GraphedStep, pick_device, pick_precision, stop_signals, stopped_at_once
 from elle.errors import InputError, Interrupted
+from elle.signals import handling
 
 CPU = torch.device("cpu")
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -76,6 +77,13 @@ def test_a_signal_is_remembered_instead_of_acted_on(number):
         assert stopped() is None
         os.kill(os.getpid(), number)
         assert stopped() == number.name
+
+
+@pytest.mark.parametrize(("before", "heard"), [(lambda *_: None, "SIGHUP"), (signal.SIG_IGN, None)])
+def test_a_terminal_that_closes_is_remembered_too_but_not_under_nohup(before, heard):
+    with handling(before, signal.SIGHUP), stop_signals() as stopped:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stopped() == heard
 
 
 def test_the_first_of_several_signals_is_the_one_named():

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from elle.data.folder import FolderIndex, FolderSplit, index_folder
 from elle.data.phases import Phase, Timetable
 from elle.data.sources import ImageSet, Split, spread_images
-from elle.errors import InputError, WorkError
+from elle.errors import InputError, WorkError, expanded
 
 if TYPE_CHECKING:
     import torch
@@ -230,7 +230,7 @@ def training_source(
         crop=crop > 0,
         flip=flip,
         workers=workers,
-        cache=None if cache is None else Path(cache).expanduser(),
+        cache=None if cache is None else expanded(cache),
         rank=rank,
         ranks=ranks,
     )

@@ -15,7 +15,7 @@ from elle.data.image_folder import enough_images, folder_set, imagenet
 from elle.data.mat import svhn
 from elle.data.sources import ImageSet, Split
 from elle.data.statistics import Statistics, channel_statistics
-from elle.errors import InputError, nearest
+from elle.errors import InputError, expanded, nearest
 
 ROOT_VARIABLE = "ELLE_DATA"
 DEFAULT_ROOT = Path("data")
@@ -193,7 +193,7 @@ def find_dataset(name: str) -> Dataset:
 
 def data_folder(root: str | Path | None = None) -> Path:
     """`root`, else the folder in ELLE_DATA, else ./data."""
-    return Path(root or os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT).expanduser()
+    return expanded(root or os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT)
 
 
 def dataset_statistics(name: str, train: Split) -> Statistics:

@@ -40,6 +40,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if path.is_dir():
         raise InputError(f"{path} is a folder; name a file in it")
     try:
+        open(path, "rb").close()  # of a file that may not be opened, safetensors says that there is none
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -48,6 +49,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 raise ValueError(f"its {_HEADER!r} entry is not a JSON object")
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
+    except PermissionError as problem:
+        raise InputError(f"{path} cannot be read: {problem.strerror}") from None
     except (SafetensorError, OSError, ValueError) as problem:
         raise InputError(f"{path} is truncated or not a safetensors file ({problem})") from None
     except KeyError:

@@ -36,6 +36,7 @@ def launch_ranks(config: Config, arguments: list[str]) -> bool:
 
     logging.disable(logging.CRITICAL)  # what torchrun logs at a failure is said in one line below
     os.environ.setdefault("OMP_NUM_THREADS", "1" if on_gpus else str(_threads_each(config.devices)))
+    hangup = signal.getsignal(signal.SIGHUP)
     with tempfile.TemporaryDirectory() as folder:
         os.environ[REASONS] = folder
         settings = LaunchConfig(
@@ -48,6 +49,8 @@ def launch_ranks(config: Config, arguments: list[str]) -> bool:
             local_addr="localhost",
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=f"{folder}/logs"),
+            # torchrun would hear of a terminal that closes also under nohup, and end the ranks.
+            signals_to_handle="SIGTERM,SIGINT,SIGQUIT" + ("" if hangup is signal.SIG_IGN else ",SIGHUP"),
         )
         try:
             elastic_launch(settings, sys.executable)("-m", "elle", *arguments)
@@ -84,7 +87,9 @@ def _reason(folder: Path, codes: dict[int, int], heard: str | None = None) -> In
                 f"rank {rank} was killed by {name}{memory}; what was saved stays; continue with the same command "
                 f"and --resume"
             )
-    found = {int(file.name.removeprefix("rank-")): file.read_text().partition(" ") for file in folder.glob("rank-*")}
+    found = {
+        int(file.name.removeprefix("rank-")): file.read_text("utf-8").partition(" ") for file in folder.glob("rank-*")
+    }
     said = {rank: (int(code), text) for rank, (code, _, text) in found.items()}
     causes = {rank: one for rank, one in said.items() if not one[1].startswith(LOST)} or said
     if not causes and heard is not None:  # told to stop before any rank could save, or after all were done

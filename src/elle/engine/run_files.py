@@ -16,7 +16,7 @@ from torch import Tensor
 from elle.config import Config, format_radius
 from elle.engine import checkpoint
 from elle.engine.ranks import Ranks
-from elle.errors import InputError
+from elle.errors import InputError, expanded
 from elle.files import append_line, read_lines, write_atomically, write_json, write_lines
 
 FINAL = "final.parts"
@@ -26,7 +26,7 @@ FINAL = "final.parts"
 def run_directory(config: Config) -> Path:
     """Where a run writes: `out`, or runs/ and a name made of its settings."""
     if config.out is not None:
-        return Path(config.out).expanduser()
+        return expanded(config.out)
     eps = format_radius(config.eps or 0).replace("/", "-")
     return Path("runs") / f"{config.data}-{config.method}-eps{eps}-seed{config.seed}"
 

@@ -15,7 +15,11 @@ from elle.errors import InputError, stopped_by
 from elle.evaluation.capture import CannotCapture, Captured
 from elle.signals import handling
 
-_STOPS = (signal.SIGINT, signal.SIGTERM)
+
+def _stops() -> tuple[signal.Signals, ...]:
+    """What asks a piece of work to end: Ctrl-C, SIGTERM, and a terminal that closes, unless nohup has that ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM) if ignored else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def pick_device(name: str) -> torch.device:
@@ -80,7 +84,7 @@ class GraphedStep:
 
 @contextlib.contextmanager
 def stop_signals(insistent: bool = True) -> Iterator[Callable[[], str | None]]:
-    """SIGINT and SIGTERM are remembered instead of acted on; the function returns the name of the first one.
+    """What asks to stop is remembered instead of acted on; the function returns the name of the first such signal.
 
     A second SIGINT interrupts at once, for a user who cannot wait for the step to end; not so where the signal may
     come twice by itself, from the terminal and from the launcher.
@@ -92,7 +96,7 @@ def stop_signals(insistent: bool = True) -> Iterator[Callable[[], str | None]]:
             raise KeyboardInterrupt
         received.append(signal.Signals(number).name)
 
-    with handling(remember, *_STOPS):
+    with handling(remember, *_stops()):
         yield lambda: received[0] if received else None
 
 
@@ -102,14 +106,16 @@ class _Stopped(BaseException):
 
 @contextlib.contextmanager
 def stopped_at_once(saved: Callable[[], str]) -> Iterator[None]:
-    """SIGINT and SIGTERM end work that keeps its parts as it goes; `saved` tells what is kept, and how to go on."""
+    """What asks to stop ends work that keeps its parts as it goes; `saved` tells what is kept, and how to go on."""
+
+    stops = _stops()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        for one in _STOPS:
+        for one in stops:
             signal.signal(one, signal.SIG_IGN)  # it may come twice, from the terminal and from the launcher
         raise _Stopped(signal.Signals(number).name)
 
-    with handling(stop, *_STOPS):
+    with handling(stop, *stops):
         try:
             yield
         except _Stopped as stopped:

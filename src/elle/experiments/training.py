@@ -24,8 +24,11 @@ _PR_SET_PDEATHSIG = 1
 def start_training(config: Config, path: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """`elle train` into the run directory, from its newest checkpoint if it has one; what it prints goes to its log."""
     file = path / "config.toml"
+    settings = None
     with contextlib.suppress(InputError):  # a damaged file: the training itself says so, and fails alone
-        write_text(file, _settings(config, path, file).to_toml())
+        settings = _settings(config, path, file)
+    if settings is not None:
+        write_text(file, settings.to_toml())
     command = [sys.executable, "-m", "elle", "train", "--config", str(file), "--out", str(path), "--resume"]
     with open(path / LOG, "ab") as log:
         return subprocess.Popen(
