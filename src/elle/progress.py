@@ -76,7 +76,7 @@ class TrainingProgress:
             self.bar.update(self.task, description="training")
 
     def _said(self, text: str) -> None:
-# Nobody may read any more, for which rich would end the process, or the log's disk be full: the training goes
+        # Nobody may read any more, for which rich would end the process, or the log's disk be full: the training goes
         # on, as all of this is in its files too. A log file wants whole lines; a terminal would break them within a
         # number: E_lin 5.3 and 1e-05.
         with contextlib.suppress(OSError, SystemExit):
