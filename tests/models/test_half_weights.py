@@ -35,7 +35,7 @@ class Conversions(TorchDispatchMode):
 )
 def test_a_step_is_the_one_that_autocast_makes(monkeypatch, method, others):
     trained = []
-    for copies in (half_weights, lambda *given: contextlib.nullcontext(contextlib.nullcontext)):
+    for copies in (half_weights, lambda *given, **others: contextlib.nullcontext(contextlib.nullcontext)):
         monkeypatch.setattr(step_module, "half_weights", copies)
         step = make_step(method, network=small_cnn, precision="fp16", **others)
         start = parameters(step)
@@ -157,7 +157,7 @@ def test_a_layer_whose_weights_are_made_of_others_is_left_to_autocast(monkeypatc
         return nn.Sequential(changed(nn.Conv2d(1, 4, 3, bias=False)), nn.Flatten(), nn.Linear(4 * 36, 10))
 
     trained = []
-    for copies in (half_weights, lambda *given: contextlib.nullcontext(contextlib.nullcontext)):
+    for copies in (half_weights, lambda *given, **others: contextlib.nullcontext(contextlib.nullcontext)):
         monkeypatch.setattr(step_module, "half_weights", copies)
         step = make_step("elle-a", network=network, precision="fp16")
         start, names = parameters(step), set(vars(step.model[0]))
@@ -184,7 +184,7 @@ class WholeHead(nn.Module):
 
 def test_layers_for_which_autocast_is_off_keep_their_weights(monkeypatch):
     trained = []
-    for copies in (half_weights, lambda *given: contextlib.nullcontext(contextlib.nullcontext)):
+    for copies in (half_weights, lambda *given, **others: contextlib.nullcontext(contextlib.nullcontext)):
         monkeypatch.setattr(step_module, "half_weights", copies)
         step = make_step("elle-a", network=WholeHead, precision="fp16")
         take(step, 0, 1)

@@ -102,7 +102,8 @@ class Step:
         self.method = method
         self.rule = method.weight.start(self.device) if method.weight is not None else {}
         self.compiled = has_compiled_parts(self.model)
-        self.blocks = blocks_to_recompute(self.model, method) if self.memory == "low" else []
+        blocks = blocks_to_recompute(self.model, method) if self.memory == "low" else []
+        self.blocks = blocks if method.regulariser is not None else []
         self.apart = apart.Apart(self.model) if self._may_run_apart() else None
         self.optimizer.expect_half(lowered_weights(self.model) if self._may_update_by_half() else [])
 
@@ -224,6 +225,7 @@ class Step:
             and method.regulariser is not None
             and method.regulariser.form != "2p"
             and self._lowers()
+            and not self.blocks
             and self.accumulate == 1
             and apart.suits(self.model)
         )
@@ -236,12 +238,10 @@ class Step:
     def _lowers(self) -> bool:
         """Whether a step makes half-precision copies of all weights at once.
 
-        Not of blocks that are computed anew, which is done outside of its passes; nor in steps that differentiate
-        twice, where each pass makes its own, so that their gradients are added up in float32; nor of a network that
-        its user has compiled.
+        Not in steps that differentiate twice, where each pass makes its own, so that their gradients are added up in
+        float32; nor of a network that its user has compiled.
         """
-        plain = not self.blocks and not self.compiled and not self.method.double_backpropagation
-        return self.precision == "fp16" and plain
+        return self.precision == "fp16" and not self.compiled and not self.method.double_backpropagation
 
     def _may_update_by_half(self) -> bool:
         """Whether the gradients may stay in float16 until the update: nothing is to be added to them before."""
@@ -256,7 +256,7 @@ class Step:
         The passes of a second chain are to be within what this yields.
         """
         if self._lowers():
-            return half_weights(self.model, chains, self.fused)
+            return half_weights(self.model, chains, self.fused, beside=not self.blocks)
         return contextlib.nullcontext(contextlib.nullcontext)
 
     @contextlib.contextmanager

@@ -108,7 +108,7 @@ def has_compiled_parts(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def half_weights(
-    model: nn.Module, chains: int = 1, kernels: bool = True
+    model: nn.Module, chains: int = 1, kernels: bool = True, beside: bool = True
 ) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Within it convolutions and linear layers see copies of their weights in float16.
 
@@ -119,7 +119,8 @@ def half_weights(
     Of two chains of passes whose backwards run beside each other, the second is to run within what this yields, and has
     copies of its own of all parameters: adding up one gradient after the other would have the chains wait for each
     other. Weight gradients on a stream of their own are for one chain alone; a third beside two keeps both waiting.
-    `kernels`: whether kernels of our own may compute the first convolution and the head.
+    `kernels`: whether kernels of our own may compute the first convolution and the head. `beside`: whether there may be
+    such a stream, which keeps what it reads longer.
     """
     hidden = _lowered(model)
     lowered = len(hidden)
@@ -129,9 +130,9 @@ def half_weights(
     if not hidden:
         yield contextlib.nullcontext
         return
-    beside = Beside(hidden[0][2].device, wanted=chains == 1, kernels=kernels)
+    side = Beside(hidden[0][2].device, wanted=beside and chains == 1, kernels=kernels)
     weights = [parameter for _, _, parameter in hidden]
-    copies = _Copies.apply(beside, chains, lowered, *weights)  # type: ignore[no-untyped-call]
+    copies = _Copies.apply(side, chains, lowered, *weights)  # type: ignore[no-untyped-call]
 
     def show(chain: int) -> None:
         for k, (layer, name, _) in enumerate(hidden):
@@ -150,9 +151,9 @@ def half_weights(
     for layer in layers:
         layer.__dict__["forward"] = functools.partial(_forward, layer, dict(layer._parameters))
         if suits(layer):
-            layer.__dict__["_conv_forward"] = beside.convolution(layer)
+            layer.__dict__["_conv_forward"] = side.convolution(layer)
         if kernels and type(layer) is nn.Linear:
-            layer.__dict__["of_mean"] = beside.of_mean(layer)
+            layer.__dict__["of_mean"] = side.of_mean(layer)
     try:
         yield second if chains > 1 else contextlib.nullcontext
     finally:
