@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from elle.errors import InputError
 from elle.methods import Method
-from elle.models.residual import PreActBlock, PreActResNet
+from elle.models.residual import PostActBlock, PreActBlock, PreActResNet, ResNet
 
 Context = Callable[[], contextlib.AbstractContextManager[None]]
 _RANDOM = ("DropPath", "StochasticDepth")
@@ -53,26 +53,31 @@ def blocks_to_recompute(model: nn.Module, method: Method) -> list[nn.Module]:
     blocks = [module for module in whole if not any(part in whole for part in _inner(module))]
     if not blocks:
         raise InputError("memory=low computes a network anew block by block, and this one has no blocks; leave it out")
-    spared = {block for part in model.modules() if isinstance(part, PreActResNet) for block in _last_blocks(part)}
+    spared = {block for network in _residual_networks(model) for block in _last_blocks(network)}
     return [block for block in blocks if block not in spared]
 
 
-def _last_blocks(network: PreActResNet) -> list[PreActBlock]:
+def _residual_networks(model: nn.Module) -> list[PreActResNet | ResNet]:
+    """Those within it, or itself: what comes before their blocks is known, and what each block computes."""
+    return [module for module in model.modules() if isinstance(module, PreActResNet | ResNet)]
+
+
+def _last_blocks(network: PreActResNet | ResNet) -> list[nn.Module]:
     """The last blocks, as many as take `SPARED` of the memory that the largest takes alone: they are gone by then.
 
     Resolution falls from stage to stage, so they take little memory, but as much time as others to compute anew.
     """
-    blocks = [block for block in network.blocks if isinstance(block, PreActBlock)]
+    blocks = [block for block in network.blocks if isinstance(block, PreActBlock | PostActBlock)]
     kept, area = [], 1.0
     for block in blocks:
-        values = 0.0  # of an image: what the convolutions read, and BatchNorm before them
+        values = 0.0  # of an image: what the convolutions read, and as much again for BatchNorm
         for k in range(1, block.depth + 1):
             conv = getattr(block, f"conv{k}")
             values += conv.in_channels * area
             area /= conv.stride[0] * conv.stride[1]
         kept.append(values)
     together = list(accumulate(reversed(kept)))
-    return blocks[len(blocks) - bisect_right(together, SPARED * max(kept)) :]
+    return list(blocks[len(blocks) - bisect_right(together, SPARED * max(kept)) :])
 
 
 def _layers(module: nn.Module) -> int:
@@ -94,24 +99,30 @@ def recomputed(
     if blocks:
         # Of a half-precision copy made before the forward, the gradient would be held until the backward's very end.
         torch.clear_autocast_cache()
-    networks = [module for module in model.modules() if isinstance(module, PreActResNet)]
-    first = {network.blocks[0]: network for network in networks}
+    first = {network.blocks[0]: network for network in _residual_networks(model)}
     with contextlib.ExitStack() as stack:
         for block in blocks:
             whole = block.forward
-            if isinstance(block, PreActBlock):
+            if isinstance(block, PreActBlock | PostActBlock):
                 whole = partial(_by_layers, block, whole, around)
+            norms = _batch_norms(block)
             if block in first:
-                # The stem's output is as large as a block's: kept are the images, and the block begins with the stem.
-                whole = partial(_one_after_the_other, first[block].stem, whole)
-                stack.enter_context(_instead(first[block], "stem", _as_it_is))
-            stack.enter_context(_instead(block, "forward", _keeping_inputs(block, whole, around)))
+                # The stem's values are as many as a block's: kept are the images, and the block begins with the stem.
+                network, stem = first[block], first[block].stem
+                if isinstance(network, ResNet):
+                    own = _batch_norms(network.bn1)
+                    norms, stem = norms + own, _keeping_inputs(own, stem, around)
+                whole = partial(_one_after_the_other, stem, whole)
+                stack.enter_context(_instead(network, "stem", _as_it_is))
+            stack.enter_context(_instead(block, "forward", _keeping_inputs(norms, whole, around)))
         yield
 
 
-def _by_layers(block: PreActBlock, forward: Callable[[Tensor], Tensor], around: Context, x: Tensor) -> Tensor:
+def _by_layers(
+    block: PreActBlock | PostActBlock, forward: Callable[[Tensor], Tensor], around: Context, x: Tensor
+) -> Tensor:
     """A block of which each layer keeps its input only: of one being computed anew, not all is there together."""
-    with _instead(block, "layer", _keeping_inputs(block, block.layer, around)):
+    with _instead(block, "layer", _keeping_inputs(_batch_norms(block), block.layer, around)):
         return forward(x)
 
 
@@ -123,15 +134,19 @@ def _as_it_is(x: Tensor) -> Tensor:
     return x
 
 
-def _keeping_inputs(block: nn.Module, function: Callable[..., Any], around: Context) -> Callable[..., Any]:
-    """This function of the block, computed anew from its inputs in the backward."""
+def _batch_norms(module: nn.Module) -> list[_BatchNorm]:
+    return [part for part in module.modules() if isinstance(part, _BatchNorm)]
+
+
+def _keeping_inputs(norms: list[_BatchNorm], function: Callable[..., Any], around: Context) -> Callable[..., Any]:
+    """This function, by way of these BatchNorms, computed anew from its inputs in the backward."""
     # Nothing draws random numbers here, and a CUDA graph cannot capture a change of their state.
     return partial(
         checkpoint,
         function,
         use_reentrant=False,
         preserve_rng_state=False,
-        context_fn=lambda: (contextlib.nullcontext(), _again(block, around)),
+        context_fn=lambda: (contextlib.nullcontext(), _again(norms, around)),
     )
 
 
@@ -146,9 +161,8 @@ def _instead(module: nn.Module, name: str, function: Callable[..., Any]) -> Iter
 
 
 @contextlib.contextmanager
-def _again(block: nn.Module, around: Context) -> Iterator[None]:
+def _again(layers: list[_BatchNorm], around: Context) -> Iterator[None]:
     """BatchNorm in train mode, by the statistics of the batch, without moving the running ones: momentum 0."""
-    layers = [part for part in block.modules() if isinstance(part, _BatchNorm)]
     kept = [(layer.momentum, layer.num_batches_tracked) for layer in layers]
     for layer in layers:
         layer.momentum, layer.num_batches_tracked = 0.0, None

@@ -57,10 +57,15 @@ class PostActBlock(nn.Module):
     def _last_layer(self, x: Tensor, skip: Tensor) -> tuple[nn.Module, nn.Module, Tensor, Tensor]:
         """The last BatchNorm, the activation, and what they are applied to: `norm_act` makes the output of it."""
         skip = skip if self.downsample is None else self.downsample(skip)
+        x = self.get_submodule("conv1")(x)
         for k in range(1, self.depth):
-            x = norm_act(getattr(self, f"bn{k}"), self.activation, getattr(self, f"conv{k}")(x))
-        norm, conv = getattr(self, f"bn{self.depth}"), getattr(self, f"conv{self.depth}")
-        return norm, self.activation, conv(x), skip
+            x = self.layer(k, x)
+        return getattr(self, f"bn{self.depth}"), self.activation, x, skip
+
+    def layer(self, k: int, x: Tensor) -> Tensor:
+        """The output of the convolution behind the k-th, for that of the k-th."""
+        out: Tensor = getattr(self, f"conv{k + 1}")(norm_act(getattr(self, f"bn{k}"), self.activation, x))
+        return out
 
 
 class PreActBlock(nn.Module):
@@ -152,20 +157,31 @@ class ResNet(nn.Module):
         self.activation = activation()
         _he_initialise(self)
 
+    @property
+    def stages(self) -> list[nn.Module]:
+        return [self.layer1, self.layer2, self.layer3, self.layer4]
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Of all stages, one after another."""
+        return [block for stage in self.stages for block in stage.children()]
+
     def forward(self, x: Tensor) -> Tensor:
-        out = self.conv1(x)
         if self._hands_on():
-            out = self._handed_on(out)
+            out = self._handed_on(self.conv1(x))
         else:
-            out = self.maxpool(norm_act(self.bn1, self.activation, out))
-            out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
+            out = self.layer4(self.layer3(self.layer2(self.layer1(self.stem(x)))))
         logits = of_mean(self.fc, out)
         return self.fc(F.adaptive_avg_pool2d(out, 1).flatten(1)) if logits is None else logits
 
+    def stem(self, x: Tensor) -> Tensor:
+        """What the first block reads."""
+        out: Tensor = self.maxpool(norm_act(self.bn1, self.activation, self.conv1(x)))
+        return out
+
     def _hands_on(self) -> bool:
         """Whether blocks may give their output to the next one twice: those that were built here, one after another."""
-        stages = [self.layer1, self.layer2, self.layer3, self.layer4]
-        blocks = [block for stage in stages for block in stage.children()]
+        stages, blocks = self.stages, self.blocks
         built = all(type(one) is nn.Sequential for one in stages) and all(type(one) is PostActBlock for one in blocks)
         return built and _unseen(self.bn1, self.maxpool, *stages, *blocks)
 
@@ -174,7 +190,7 @@ class ResNet(nn.Module):
         x, skip = forked_norm_act(self.bn1, self.activation, x)
         if not isinstance(self.maxpool, nn.Identity):
             x = skip = self.maxpool(x)
-        for block in (*self.layer1, *self.layer2, *self.layer3, *self.layer4):
+        for block in self.blocks:
             assert isinstance(block, PostActBlock)
             x, skip = block.forked(x, skip)
         return x
