@@ -17,7 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "data": {"errors", "version"},
     "models": {"core", "errors"},
-    "plugin": {"core"},
+    "plugin": {"core", "models"},
     "published": set(),
     "methods": {"core", "errors", "published"},
     "config": {"core", "data", "errors", "published"},

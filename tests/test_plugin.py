@@ -14,6 +14,8 @@ import torch.nn.functional as F
 import elle
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Linearity, triplet_error
+from elle.engine.footprint import PeakBytes
+from elle.models.registry import build_model
 from tests.networks import (
     Affine,
     bfloat16_autocast,
@@ -159,7 +161,7 @@ def test_an_l2_radius_may_exceed_one():
     "options",
     [
         *({"weight": -1}, {"weight": math.nan}, {"decay": 2}, {"history": 2}, {"history": "al"}, {"history": 4.5}),
-        *({"samples": 0}, {"alpha": 3}, {"norm": "l0"}),
+        *({"samples": 0}, {"alpha": 3}, {"norm": "l0"}, {"memory": "lo"}),
     ],
     ids=str,
 )
@@ -403,6 +405,60 @@ def test_a_radius_that_a_schedule_sets_is_looked_at_too(model, data):
         reg(model, *data)
     reg.eps = 0.0  # where a schedule may begin
     reg(model, *data)
+
+
+def residual_net():
+    torch.manual_seed(0)
+    return build_model("preact-resnet18", (3, 8, 8), 10)
+
+
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_low_memory_gives_the_same_penalty_gradient_and_statistics(precision):
+    x, y = torch.rand(4, 3, 8, 8), torch.arange(4)
+    found = []
+    for memory in ("auto", "low"):
+        model, reg = residual_net().train(), elle.ELLE(EPS, adaptive=False, memory=memory)
+        with torch.autocast("cpu", precision, enabled=precision is not None):
+            value = call(reg, model, x, y)
+        value.backward()
+        found.append((value.detach(), [one.grad for one in model.parameters()], dict(model.named_buffers())))
+    (value, gradients, buffers), (same, again, still) = found
+    torch.testing.assert_close(same, value, rtol=0, atol=0)
+    torch.testing.assert_close(still, buffers, rtol=0, atol=0)
+    assert all(relative_distance(one, other) < 1e-4 for one, other in zip(again, gradients, strict=True))
+
+
+def peak(memory):
+    """Bytes that a call of the plug-in and its backward take at most."""
+    model, reg = residual_net().train(), elle.ELLE(EPS, adaptive=False, memory=memory)
+    x, y = torch.rand(8, 3, 32, 32), torch.zeros(8, dtype=torch.int64)
+    with PeakBytes(*model.parameters(), *model.buffers()) as footprint:
+        reg(model, x, y).backward()
+    return footprint.peak - sum(4 * one.numel() for one in model.parameters())  # their gradients
+
+
+def test_low_memory_takes_less():
+    assert peak("low") < 0.4 * peak("auto")
+
+
+def with_dropout():
+    return torch.nn.Sequential(residual_net(), torch.nn.Dropout(0.5))
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (lambda: lambda x: residual_net()(x), "needs the network itself"),
+        (lambda: torch.compile(residual_net(), backend="eager"), "not compiled"),
+        (with_dropout, "draws anew each time"),
+        (lambda: smooth_net(192), "has no blocks"),
+    ],
+    ids=["function", "compiled", "dropout", "no blocks"],
+)
+def test_low_memory_is_refused_where_it_would_be_wrong_or_useless(network, message):
+    reg = elle.ELLE(EPS, memory="low")
+    with pytest.raises(ValueError, match=message):
+        reg(network(), torch.rand(2, 3, 8, 8), torch.arange(2))
 
 
 def test_images_that_are_not_floats_are_refused(model, data):

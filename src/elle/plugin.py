@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Self
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from elle.core.attacks import Model, check_classes, check_floats, check_logits, check_radius, parallel_parts
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Criterion, Linearity, Norm, cross_entropy
+from elle.models.half_weights import has_compiled_parts
+from elle.models.recomputing import blocks_to_recompute, recomputed
 
 BFLOAT16 = (
     "the network computes in bfloat16 by itself, whose rounding hides the linearity error; keep its weights in float32 "
@@ -31,6 +34,7 @@ class ELLE(nn.Module):
     under gradient accumulation over k batches, `decay=0.99 ** (1 / k)` keeps the decay of an optimizer step.
     In a distributed job the error is averaged over the ranks, so every rank must make the same calls.
     Under a bf16 autocast the error is computed outside of it, since 7 mantissa bits drown it.
+    `memory="low"`: the network's blocks are recomputed in the backward instead of keeping what they have computed.
     """
 
     error: Tensor
@@ -51,10 +55,13 @@ class ELLE(nn.Module):
         sensitivity: float = 2.0,
         criterion: Criterion = cross_entropy,
         clip: bool = False,
+        memory: Literal["auto", "low"] = "auto",
     ) -> None:
         super().__init__()
         check_radius(eps, norm)
-        self.eps = eps
+        if memory not in ("auto", "low"):
+            raise ValueError(f"memory is {memory!r}; it must be 'auto' or 'low'")
+        self.eps, self.memory = eps, memory
         self.criterion = criterion
         self.regulariser = Linearity(samples, alpha, norm, clip)
         self.rule: Constant | OnOff = Constant(weight)
@@ -87,7 +94,7 @@ class ELLE(nn.Module):
             return check_classes(answer) if self.criterion is cross_entropy else answer
 
         # Without a broadcast of BatchNorm's buffers, which the loss's forward, not yet backward, has read.
-        with parallel_parts(model, require_forward_param_sync=False):
+        with parallel_parts(model, require_forward_param_sync=False), self._recomputed(model):
             error = self.regulariser(logits, x, y, self.eps, self.criterion).mean()
         seen = _mean_over_ranks(error.detach())
         state = {name: getattr(self, name) for name in self.rule.start("meta")}
@@ -95,6 +102,13 @@ class ELLE(nn.Module):
             self._keep(self.rule.update(state, seen) | {"error": seen})
         # A copy: where the buffer changes in place at the next call, that may be before this call's backward.
         return self.weight.clone() * error
+
+    def _recomputed(self, model: Model) -> contextlib.AbstractContextManager[None]:
+        if self.memory == "auto":
+            return contextlib.nullcontext()
+        if not isinstance(model, nn.Module) or has_compiled_parts(model):
+            raise ValueError("memory='low' needs the network itself, not compiled and not a function that calls it")
+        return recomputed(model, blocks_to_recompute(model))
 
     def _keep(self, values: dict[str, Tensor]) -> None:
         """In tensors of their own: what a loop has put into a list, to read it later, stays what it was.

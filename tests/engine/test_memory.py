@@ -10,10 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from elle.data.resident import Resident
 from elle.data.sources import Split
 from elle.engine.footprint import PeakBytes
-from elle.engine.recomputing import blocks_to_recompute
 from elle.engine.step import Step
 from elle.errors import InputError
 from elle.methods import METHODS, configured
+from elle.models.recomputing import blocks_to_recompute
 from elle.models.registry import build_model
 from elle.models.residual import PreActResNet, ResNet
 from tests.engine.steps import parameters
@@ -206,12 +206,12 @@ def test_the_blocks_are_the_residual_blocks_also_behind_a_first_layer(network, c
     """But for the last ones of networks whose blocks' sizes are known: in their place memory is kept."""
     model = network()
     for one in (model, nn.Sequential(nn.Identity(), model)):
-        assert len(blocks_to_recompute(one, METHODS["elle"])) == count
+        assert len(blocks_to_recompute(one)) == count
 
 
 def test_of_a_network_s_blocks_the_first_are_computed_anew():
     model = narrow()
-    assert set(blocks_to_recompute(model, METHODS["elle"])) == set(model.blocks[:5])
+    assert set(blocks_to_recompute(model)) == set(model.blocks[:5])
 
 
 def with_dropout():
@@ -231,17 +231,28 @@ def without_blocks():
 
 
 @pytest.mark.parametrize(
-    ("network", "options", "message"),
+    ("network", "message"),
     [
-        (with_dropout, {}, "draws anew each time"),
-        (with_drop_path, {}, "draws anew each time"),
-        (without_blocks, {}, "has no blocks"),
-        (narrow, {"regulariser": {"form": "2p"}}, "not for method.regulariser.form=2p"),
+        (with_dropout, "draws anew each time"),
+        (with_drop_path, "draws anew each time"),
+        (without_blocks, "has no blocks"),
     ],
 )
-def test_where_it_would_be_wrong_or_useless_it_is_refused(network, options, message):
+def test_where_it_would_be_wrong_or_useless_it_is_refused(network, message):
     with pytest.raises(InputError, match=message):
-        blocks_to_recompute(network(), configured("elle", options=options))
+        make_step("elle", "low", network=network)
+
+
+def test_so_is_the_form_that_keeps_the_attack_s_forward():
+    step = make_step("elle", "low")
+    with pytest.raises(InputError, match="not for method.regulariser.form=2p"):
+        step.use(configured("elle", options={"regulariser": {"form": "2p"}}))
+
+
+def test_dropout_in_eval_mode_draws_nothing():
+    model = with_dropout()
+    model[1].eval()
+    assert len(blocks_to_recompute(model)) == 5
 
 
 def test_a_method_without_the_penalty_is_not_changed_by_it():

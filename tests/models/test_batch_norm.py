@@ -13,9 +13,9 @@ from torch.func import replace_all_batch_norm_modules_
 from elle.config import load_config
 from elle.core.second_order import twice_differentiable
 from elle.engine.draws import Draws
-from elle.engine.recomputing import recomputed
 from elle.models import batch_norm
 from elle.models.batch_norm import BatchNorm, fusing, norm_act, sum_norm_act, use_fused
+from elle.models.recomputing import recomputed
 from elle.models.registry import build_model
 from elle.models.residual import PostActBlock, PreActBlock, PreActResNet, ResNet
 from tests.engine.steps import make_step

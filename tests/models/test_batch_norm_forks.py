@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from elle.engine.recomputing import recomputed
 from elle.models import batch_norm
 from elle.models.batch_norm import forked_norm_act, fusing, norm_act
+from elle.models.recomputing import recomputed
 from elle.models.residual import PostActBlock, PreActResNet, ResNet, _stages
 from tests.models.test_batch_norm_kernels import (
     TOLERANCE,

@@ -23,7 +23,6 @@ from elle.engine.monitor import Kind, Reading, Verdict
 from elle.engine.outcome import conclude
 from elle.engine.parts import build_parts
 from elle.engine.ranks import ALONE, LOST, Ranks, check_launched, joined, own_device, restarts
-from elle.engine.recomputing import random_layer
 from elle.engine.records import Record, columns, means
 from elle.engine.run_files import RunFiles, run_directory
 from elle.engine.runtime import GraphedStep, pick_device, pick_precision, stop_signals
@@ -33,6 +32,7 @@ from elle.errors import InputError, WorkError, stopped_by
 from elle.evaluation.names import parse_attacks
 from elle.evaluation.units import fitting_batch
 from elle.methods import Method
+from elle.models.recomputing import random_layer
 from elle.version import __version__
 
 

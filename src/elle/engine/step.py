@@ -26,11 +26,12 @@ from elle.engine.draws import Draws
 from elle.engine.fused import by_kernels
 from elle.engine.loss_scale import LossScale
 from elle.engine.ranks import ALONE, Ranks
-from elle.engine.recomputing import blocks_to_recompute, recomputed
 from elle.engine.sgd import SGD
+from elle.errors import InputError
 from elle.methods import Method
 from elle.models.batch_norm import launchable, use_fused
 from elle.models.half_weights import half_weights, has_compiled_parts, lowered_weights
+from elle.models.recomputing import blocks_to_recompute, recomputed
 
 RECORDED = ("loss", "accuracy", "error", "weight", "threshold")
 """What each step writes down: the loss and accuracy at its own adversarial points, and the penalty's state."""
@@ -102,7 +103,7 @@ class Step:
         self.method = method
         self.rule = method.weight.start(self.device) if method.weight is not None else {}
         self.compiled = has_compiled_parts(self.model)
-        blocks = blocks_to_recompute(self.model, method) if self.memory == "low" else []
+        blocks = self._blocks_to_recompute()
         self.blocks = blocks if method.regulariser is not None else []
         self.apart = apart.Apart(self.model) if self._may_run_apart() else None
         self.optimizer.expect_half(lowered_weights(self.model) if self._may_update_by_half() else [])
@@ -216,6 +217,14 @@ class Step:
     def _fewest(self, images: int) -> int:
         """For how few of a micro-batch's images the method draws."""
         return images if self.method.regulariser is None else self.method.regulariser.measured(images)
+
+    def _blocks_to_recompute(self) -> list[nn.Module]:
+        """With memory=low, those of the penalty's passes."""
+        if self.memory != "low":
+            return []
+        if self.method.regulariser is not None and self.method.regulariser.form == "2p":
+            raise InputError("memory=low is not for method.regulariser.form=2p, which keeps the attack's own forward")
+        return blocks_to_recompute(self.model)
 
     def _may_run_apart(self) -> bool:
         """Whether the penalty's passes may run beside those of the loss, which they then must not need."""

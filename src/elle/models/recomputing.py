@@ -20,7 +20,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint
 
 from elle.errors import InputError
-from elle.methods import Method
 from elle.models.residual import PostActBlock, PreActBlock, PreActResNet, ResNet
 
 Context = Callable[[], contextlib.AbstractContextManager[None]]
@@ -31,22 +30,21 @@ SPARED = 0.75
 
 
 def random_layer(model: nn.Module) -> str | None:
-    """The name of a layer that draws numbers, if the network has any."""
+    """The name of a layer that draws numbers in train mode, which it is in, if the network has any."""
     for name, module in model.named_modules():
-        if (isinstance(module, _DropoutNd) and module.p > 0) or type(module).__name__ in _RANDOM:
+        drops = (isinstance(module, _DropoutNd) and module.p > 0) or type(module).__name__ in _RANDOM
+        if drops and module.training:
             return str(name)
     return None
 
 
-def blocks_to_recompute(model: nn.Module, method: Method) -> list[nn.Module]:
+def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
     """The network's blocks, but for some of the last ones.
 
     A block is a member of a Sequential or the like, with several layers and no such members within.
     """
     if name := random_layer(model):
         raise InputError(f"memory=low computes layers twice, and {name} of this network draws anew each time")
-    if method.regulariser is not None and method.regulariser.form == "2p":
-        raise InputError("memory=low is not for method.regulariser.form=2p, which keeps the attack's own forward")
     containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
     members = {child for module in model.modules() if isinstance(module, containers) for child in module.children()}
     whole = {module for module in members if _layers(module) > 1 and not isinstance(module, containers)}
