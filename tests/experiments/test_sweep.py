@@ -352,6 +352,8 @@ def test_a_live_table_on_a_narrow_terminal_cuts_off_no_setting(tmp_path, monkeyp
     assert view.console.width == 60
     for item in items:
         assert f"{item.name}: {said}" in " ".join(" ".join(lines(True)).split())
+    view.console.width = 50
+    assert [line.split()[3] for line in lines(False)[1:4]] == ["1000", "100\u2026", "1000"]
 
 
 def test_a_sweep_that_has_ended_tells_no_time_left(tmp_path, monkeypatch, capsys):

@@ -94,7 +94,8 @@ def _lines(items: Sequence[Item], heads: Sequence[str], keys: Sequence[str]) -> 
     """A line a run, however much it has to say: as many runs as lines have room on the screen."""
     table = Table(box=None, pad_edge=False)
     for head in heads:
-        table.add_column(head, overflow="fold" if head else "ellipsis", no_wrap=head != "")
+        # Where not even the settings have room, what is cut off says so: 100000 would read 1000.
+        table.add_column(head, no_wrap=head != "")
     for item in items:
         *told, _ = cells(item, keys)[-len(heads) :]
         table.add_row(*map(Text, told), Text(item.said, no_wrap=True), style=_STYLES[item.state])
