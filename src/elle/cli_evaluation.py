@@ -240,7 +240,7 @@ def read_record(path: Path) -> dict[str, Any]:
             survived = unpacked(one["survived"], record["data"]["count"])
             # Beside each other in a comparison: an accuracy of other points than those counted would tell of another.
             whole &= one["total"] == len(survived) and one["accuracy"] == int(survived.sum()) / len(survived)
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
         whole = False
     if not whole:
         raise InputError(f"{file} is damaged: it does not tell for every point how it fared; evaluate again")
