@@ -356,6 +356,19 @@ def test_a_live_table_on_a_narrow_terminal_cuts_off_no_setting(tmp_path, monkeyp
     assert [line.split()[3] for line in lines(False)[1:4]] == ["1000", "100\u2026", "1000"]
 
 
+def test_what_the_lines_of_a_sweep_have_room_for_is_not_told_once_more_at_its_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    items = items_in(tmp_path, 2)
+    items[0].state, items[0].said = "finished", "clean 74.0%"
+    items[1].state, items[1].said = "failed", "training diverged in epoch 2: " + 10 * "the loss is not finite; "
+    view = SweepView(items)
+    with view.console.capture() as captured:
+        view.console.print(view._table(ended=True))
+    said = " ".join(captured.get().split())
+    assert (said.count("clean 74.0%"), said.count(items[1].said.strip())) == (1, 1)
+
+
 def test_a_sweep_that_has_ended_tells_no_time_left(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     items = items_in(tmp_path)

@@ -79,12 +79,10 @@ class SweepView:
         table = _lines(shown, columns(self.keys), self.keys)
         said = max((len(item.said) for item in shown), default=0)
         room_for_said = self.console.width - Console(width=100_000).measure(table).maximum + said
-        below = []
         if room_for_said < min(said, _SAID):
             # The settings tell the runs apart as well as their long names, and cut off neither would.
             table = _lines(shown, columns(self.all_keys)[1:], self.all_keys)
-        if ended and room_for_said < said:
-            below = [Text(f"{item.name}: {item.said}") for item in shown if item.said]
+        below = [Text(f"{item.name}: {item.said}") for item in shown if ended and len(item.said) > room_for_said]
         more = [Text(f"and {len(items) - room} more", style="dim")] if len(items) > room else []
         summary = ", ".join(f"{count} {state}" for state, count in counts(self.items).items())
         return Group(table, *more, *below, Text(summary if ended else f"{summary}{self._eta()}", style="bold"))
