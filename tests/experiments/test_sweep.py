@@ -311,6 +311,17 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys):
     assert "[2/3] failed   run1: disk full" in lines
 
 
+@pytest.mark.parametrize("problem", [OSError("No space left on device"), SystemExit(1)])  # rich's, of a broken pipe
+def test_a_log_that_cannot_be_written_ends_no_sweep(tmp_path, monkeypatch, problem):
+    def refuse(*_, **__):
+        raise problem
+
+    monkeypatch.setattr("elle.experiments.sweep_view.Console.print", refuse)
+    items = items_in(tmp_path)
+    run_sweep(items, Fake([None] * 3), SweepView(items), pause=0)
+    assert [item.state for item in items] == ["finished"] * 3
+
+
 def test_a_live_table_on_a_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,10 @@ class SweepView:
             self.live.stop()
 
     def __call__(self, changed: Item | None) -> None:
+        with contextlib.suppress(OSError, SystemExit):  # a log that nobody reads, or without room, ends no sweep
+            self._show(changed)
+
+    def _show(self, changed: Item | None) -> None:
         if not self.live:
             for item in self.items:
                 if self.told[item.name] != item.state:
