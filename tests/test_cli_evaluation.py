@@ -323,7 +323,7 @@ def test_an_evaluation_whose_numbers_do_not_agree_is_not_compared(elle, run_copy
     (run_copy / "other.json").write_text(json.dumps(record))
     outcome = elle("compare", file, run_copy / "other.json")
     assert_one_line(outcome, 2)
-    assert "other.json is damaged" in outcome.err
+    assert "other.json is damaged: a number in it is missing, or not that of its points" in outcome.err
 
 
 def test_an_evaluation_of_no_point_is_not_compared(elle, run_copy):
