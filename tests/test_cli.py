@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from elle.cli import app
 from elle.config import Config
@@ -365,6 +366,18 @@ def test_a_file_that_may_not_be_opened_is_one_line_and_exit_code_2(elle, monkeyp
     outcome = elle("doctor")
     assert_one_line(outcome, 2)
     assert outcome.err == "elle: cannot open run/config.toml: Permission denied\n"
+
+
+def test_a_device_that_is_full_before_the_first_step_is_one_line_and_exit_code_1(train_quickly, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB."
+        )
+
+    monkeypatch.setattr("elle.engine.loop.build_parts", full)
+    outcome = train_quickly()
+    assert_one_line(outcome, 1)
+    assert "memory is full (CUDA out of memory. Tried to allocate 2.00 GiB.); see who else uses it" in outcome.err
 
 
 def test_ctrl_c_is_one_line_and_exit_code_130(elle, monkeypatch):

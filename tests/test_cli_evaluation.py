@@ -323,7 +323,19 @@ def test_an_evaluation_whose_numbers_do_not_agree_is_not_compared(elle, run_copy
     (run_copy / "other.json").write_text(json.dumps(record))
     outcome = elle("compare", file, run_copy / "other.json")
     assert_one_line(outcome, 2)
-    assert "other.json is damaged" in outcome.err
+    assert "other.json is damaged: a number in it is missing, or not that of its points" in outcome.err
+
+
+def test_an_evaluation_of_no_point_is_not_compared(elle, run_copy):
+    elle("evaluate", run_copy, "--attack", "clean", "--limit", 20)
+    file = run_copy / "evaluation.json"
+    record = json.loads(file.read_text())
+    record["data"]["count"] = 0
+    record["attacks"]["clean"] |= {"survived": "", "total": 0}
+    file.write_text(json.dumps(record))
+    outcome = elle("compare", file, file)
+    assert_one_line(outcome, 2)
+    assert "evaluation.json is damaged" in outcome.err
 
 
 def test_two_evaluations_are_compared(elle, run_copy, tmp_path):

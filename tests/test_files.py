@@ -50,6 +50,12 @@ def test_a_filesystem_without_locks_is_used_with_a_warning(tmp_path, monkeypatch
     assert said.count("\n") == 1
 
 
+def test_a_folder_that_is_held_on_an_smb_share_is_in_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", refusing(errno.EACCES))
+    with pytest.raises(InputError, match="is in use by another process"):
+        FolderLock(tmp_path, ".lock")
+
+
 def test_a_filesystem_that_flushes_no_folders_holds_files_all_the_same(tmp_path, monkeypatch):
     flush = os.fsync
     monkeypatch.setattr(os, "fsync", lambda n: (refusing(errno.EINVAL) if os.path.isdir(f"/dev/fd/{n}") else flush)(n))

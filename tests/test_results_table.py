@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from elle.config import load_config
 from elle.errors import InputError
 
 from .experiments.runs import run_directory
@@ -72,6 +73,12 @@ def test_a_number_that_some_seeds_lack_says_of_how_many_it_is(module, tmp_path):
     measured_run(tmp_path / "elle-a-1", "elle-a", 1)
     (line,) = module.table(module.gathered([tmp_path])).splitlines()[2:3]
     assert "| 80.00 ± 0.00 | 48.00 ± 0.00 | 44.10 (1 of 2 seeds) |" in line
+
+
+@pytest.mark.parametrize("word", ["on_collapse=rollback", "loading=streaming", "cache=x"])
+def test_what_trains_another_network_is_another_setting(module, word):
+    config = load_config(["data=cifar10", "method=fgsm", word]).resolved()
+    assert module.other_settings(config) == word
 
 
 def test_runs_with_other_settings_are_not_averaged_with_those_without(module, tmp_path):

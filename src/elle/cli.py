@@ -96,7 +96,10 @@ def _prepare_streams() -> None:
 
 
 def _of_system(problem: Exception) -> InputError | WorkError | None:
-    """A file that may not be opened, or output that nobody takes, in one line; None for what is neither."""
+    """A full device, a file that may not be opened or output that nobody takes, in one line; None for anything else."""
+    if type(problem).__name__ == "OutOfMemoryError":  # torch's, which is imported only where it is needed
+        asked = first_line(problem).partition(" GPU ")[0]
+        return WorkError(f"the device's memory is full ({asked}); see who else uses it, or take another device")
     if not isinstance(problem, OSError):
         return None
     if problem.filename is not None:

@@ -238,12 +238,12 @@ def read_record(path: Path) -> dict[str, Any]:
         whole = math.isfinite(record["eps"]) and "name" in record["data"]
         for one in record["attacks"].values():
             survived = unpacked(one["survived"], record["data"]["count"])
-            # Beside each other in a comparison: an accuracy of other points than those counted would tell of another.
+            # A comparison shows the accuracy beside what it counts in these points: the two must agree.
             whole &= one["total"] == len(survived) and one["accuracy"] == int(survived.sum()) / len(survived)
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
         whole = False
     if not whole:
-        raise InputError(f"{file} is damaged: it does not tell for every point how it fared; evaluate again")
+        raise InputError(f"{file} is damaged: a number in it is missing, or not that of its points; evaluate again")
     return record
 
 

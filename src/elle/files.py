@@ -125,9 +125,11 @@ class FolderLock:
             raise InputError(f"cannot use the folder {folder}: {problem.strerror}; choose another --out") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.seek(0)
-            holder = self._file.read().strip() or "unknown"
+        except (BlockingIOError, PermissionError):  # the second over SMB, where what is held cannot be read either
+            holder = "unknown"
+            with contextlib.suppress(PermissionError):
+                self._file.seek(0)
+                holder = self._file.read().strip() or holder
             self._file.close()
             raise InputError(
                 f"{folder} is in use by another process ({holder}); wait for it or choose another --out"

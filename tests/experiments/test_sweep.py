@@ -311,6 +311,17 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys):
     assert "[2/3] failed   run1: disk full" in lines
 
 
+@pytest.mark.parametrize("problem", [OSError("No space left on device"), SystemExit(1)])  # rich's, of a broken pipe
+def test_a_log_that_cannot_be_written_ends_no_sweep(tmp_path, monkeypatch, problem):
+    def refuse(*_, **__):
+        raise problem
+
+    monkeypatch.setattr("elle.experiments.sweep_view.Console.print", refuse)
+    items = items_in(tmp_path)
+    run_sweep(items, Fake([None] * 3), SweepView(items), pause=0)
+    assert [item.state for item in items] == ["finished"] * 3
+
+
 def test_a_live_table_on_a_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
@@ -352,6 +363,21 @@ def test_a_live_table_on_a_narrow_terminal_cuts_off_no_setting(tmp_path, monkeyp
     assert view.console.width == 60
     for item in items:
         assert f"{item.name}: {said}" in " ".join(" ".join(lines(True)).split())
+    view.console.width = 50
+    assert [line.split()[3] for line in lines(False)[1:4]] == ["1000", "100\u2026", "1000"]
+
+
+def test_what_the_lines_of_a_sweep_have_room_for_is_not_told_once_more_at_its_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    items = items_in(tmp_path, 2)
+    items[0].state, items[0].said = "finished", "clean 74.0%"
+    items[1].state, items[1].said = "failed", "training diverged in epoch 2: " + 10 * "the loss is not finite; "
+    view = SweepView(items)
+    with view.console.capture() as captured:
+        view.console.print(view._table(ended=True))
+    said = " ".join(captured.get().split())
+    assert (said.count("clean 74.0%"), said.count(items[1].said.strip())) == (1, 1)
 
 
 def test_a_sweep_that_has_ended_tells_no_time_left(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,10 @@ class SweepView:
             self.live.stop()
 
     def __call__(self, changed: Item | None) -> None:
+        with contextlib.suppress(OSError, SystemExit):  # a log that nobody reads, or without room, ends no sweep
+            self._show(changed)
+
+    def _show(self, changed: Item | None) -> None:
         if not self.live:
             for item in self.items:
                 if self.told[item.name] != item.state:
@@ -79,12 +84,10 @@ class SweepView:
         table = _lines(shown, columns(self.keys), self.keys)
         said = max((len(item.said) for item in shown), default=0)
         room_for_said = self.console.width - Console(width=100_000).measure(table).maximum + said
-        below = []
         if room_for_said < min(said, _SAID):
             # The settings tell the runs apart as well as their long names, and cut off neither would.
             table = _lines(shown, columns(self.all_keys)[1:], self.all_keys)
-        if ended and room_for_said < said:
-            below = [Text(f"{item.name}: {item.said}") for item in shown if item.said]
+        below = [Text(f"{item.name}: {item.said}") for item in shown if ended and len(item.said) > room_for_said]
         more = [Text(f"and {len(items) - room} more", style="dim")] if len(items) > room else []
         summary = ", ".join(f"{count} {state}" for state, count in counts(self.items).items())
         return Group(table, *more, *below, Text(summary if ended else f"{summary}{self._eta()}", style="bold"))
@@ -94,7 +97,8 @@ def _lines(items: Sequence[Item], heads: Sequence[str], keys: Sequence[str]) -> 
     """A line a run, however much it has to say: as many runs as lines have room on the screen."""
     table = Table(box=None, pad_edge=False)
     for head in heads:
-        table.add_column(head, overflow="fold" if head else "ellipsis", no_wrap=head != "")
+        # Where not even the settings have room, what is cut off says so: 100000 would read 1000.
+        table.add_column(head, no_wrap=head != "")
     for item in items:
         *told, _ = cells(item, keys)[-len(heads) :]
         table.add_row(*map(Text, told), Text(item.said, no_wrap=True), style=_STYLES[item.state])
