@@ -267,16 +267,23 @@ def compiled_in_place():
     return network
 
 
+def compiled_forward():
+    network = small_cnn()
+    network.forward = torch.compile(network.forward, backend="eager")
+    return network
+
+
 @pytest.mark.parametrize(
     "network",
-    [lambda: torch.compile(small_cnn(), backend="eager"), compiled_in_place, CompiledByItself],
-    ids=["wrapped", "in place", "by itself"],
+    [lambda: torch.compile(small_cnn(), backend="eager"), compiled_in_place, CompiledByItself, compiled_forward],
+    ids=["wrapped", "in place", "by itself", "its forward"],
 )
 def test_a_compiled_network_keeps_its_weights_and_is_not_compiled_anew_in_every_step(network):
     torch._dynamo.reset()  # of what has been compiled before there might be too much for more
     plain = make_step("elle-a", network=small_cnn, precision="fp16")
     take(plain, 0, 1, 2)
     step = make_step("elle-a", network=network, precision="fp16")
+    assert step.compiled
     take(step, 0)
     with torch._dynamo.config.patch(error_on_recompile=True):
         take(step, 1, 2)

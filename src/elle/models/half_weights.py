@@ -101,7 +101,7 @@ def has_compiled_parts(model: nn.Module) -> bool:
     return any(
         "_orig_mod" in part._modules
         or part._compiled_call_impl is not None
-        or hasattr(type(part).forward, "_torchdynamo_orig_callable")
+        or hasattr(part.forward, "_torchdynamo_orig_callable")
         for part in model.modules()
     )
 
