@@ -119,7 +119,7 @@ def test_a_dataset_that_leaves_a_setting_open_keeps_its_columns(elle):
     head, *lines = elle("datasets").out.splitlines()
     folder = next(line for line in lines if line.startswith("folder "))
     assert folder[head.index("eps") :].startswith("4/255 ")
-    assert folder[head.index("schedule") :].startswith("short ")
+    assert folder[head.index("description") :].startswith("your own images")
     assert "None" not in folder
 
 
@@ -140,6 +140,17 @@ def test_the_doctor_names_what_is_there_and_what_is_missing(elle, tmp_path, monk
     (tmp_path / "images").mkdir()
     (found,) = [row["found"] for row in json.loads(elle("doctor", "--json").out) if row["what"] == "data cifar10"]
     assert "no folder" not in found
+
+
+def test_on_a_narrow_terminal_a_text_breaks_and_not_a_name(elle, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    lines = elle("models").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) > len(MODELS) + 1
+    for row in MODELS.values():
+        assert [line for line in lines if line.split()[:2] == [row.name, str(row.parameters)]]
 
 
 def test_on_a_narrow_terminal_no_name_of_a_method_is_cut_off(elle, monkeypatch):

@@ -35,7 +35,12 @@ def list_datasets(as_json: AsJson = False) -> None:
     for row in DATASETS.values():
         brought = dict(row.defaults) | {"eps": format_radius(row.defaults["eps"])}
         rows.append({"name": row.name, **brought, "description": row.description})
-    print_rows(rows, as_json)
+    if as_json:
+        print_json(rows)
+        return
+    shown = ("name", "model", "eps", "epochs", "batch", "lr", "description")
+    print_rows([{key: row[key] for key in shown} for row in rows], as_json=False)
+    print("all settings that a dataset brings: elle datasets --json")
 
 
 @app.command()

@@ -33,15 +33,14 @@ def methods(as_json: AsJson = False) -> None:
     if as_json:
         print_json(rows)
         return
-    columns = ["name", "paper", "passes", "double backpropagation", "needs", "collapse, as the paper reports it"]
+    columns = ["name", "paper", "passes", "needs", "collapse, as the paper reports it"]
     passes = ("forwards", "input_gradients", "weight_gradients")
     table = [
         [
             str(row["name"]),
             str(row["paper"]),
             "+".join(str(row[kind]) for kind in passes) + f" = {row['cost']}",
-            "yes" if row["double_backpropagation"] else "",
-            str(row["needs"]).replace("double backpropagation", ""),
+            str(row["needs"]),
             str(row["collapse"]),
         ]
         for row in rows

@@ -27,13 +27,26 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(width=None if sys.stdout.isatty() else 160)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(columns):
-        # On a narrow terminal nothing is cut off, and a name, by which a row is asked for, stays in one piece.
-        table.add_column(column, overflow="fold", no_wrap=not number and all(len(row[0]) <= 24 for row in rows))
+    for column, whole in zip(columns, _whole_columns(columns, rows, console.width), strict=True):
+        table.add_column(column, overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*map(Text, row))  # as it is: a class may be called [red]
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    console.print(table)
+
+
+def _whole_columns(columns: list[str], rows: list[list[str]], width: int) -> list[bool]:
+    """Which columns stay in one piece, so that long texts break on a narrow terminal and not names or numbers.
+
+    Where there is no room for that, the first alone, by which a row is asked for.
+    """
+    widths = [max(len(row[number]) for row in [columns, *rows]) for number in range(len(columns))]
+    short = [one <= 20 for one in widths]
+    room = width - sum(one + 2 for one, whole in zip(widths, short, strict=True) if whole)
+    if room >= 14 * short.count(False):
+        return short
+    return [number == 0 and widths[0] <= 24 for number in range(len(columns))]
 
 
 def print_accuracies(result: dict[str, dict[str, Any]]) -> None:
