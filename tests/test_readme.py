@@ -190,7 +190,7 @@ def test_epochs_in_the_readme_are_those_of_the_table_of_steps():
     seconds = {name: f"{ms * 382 / 1000:.1f} s" for name, ms in steps.items()}
     assert seconds["fgsm"] == seconds["n-fgsm"]
     text = words_of("README.md")
-    assert f"of `fgsm` and of `n-fgsm` takes {seconds['fgsm']}, of `elle-a` {seconds['elle-a']} (" in text
+    assert f"of `fgsm` or `n-fgsm` takes {seconds['fgsm']}, one of `elle-a` {seconds['elle-a']} (" in text
     assert f"an epoch of `elle-a` takes {steps['elle-a'] / steps['fgsm']:.1f} times one of `fgsm`" in text
 
 
