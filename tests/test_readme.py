@@ -201,23 +201,22 @@ def test_parts_of_a_step_took_what_the_page_on_speed_says():
     assert told in text
     fgsm, elle = ([row[name] for row in parts["kernels"]] for name in ("fgsm", "elle"))
     epochs = f"{fgsm[0] * 0.382:.2f} and {elle[0] * 0.382:.2f} s"
-    assert f"{fgsm[0]:.2f} and {elle[0]:.2f} ms on another one, {epochs}" in text
-    without = ("the first convolution's, ", "the update's, and ", "the sums at forks; ")
-    told = "".join(f"{ms:.2f} without {part}" for ms, part in zip(fgsm[1:], without, strict=True))
-    assert f"an FGSM step took {fgsm[0]:.2f} ms, {told}" in text
-    assert "ELLE {:.2f}, {:.2f}, {:.2f} and {:.2f}.".format(*elle) in text
+    assert f"on another one FGSM and ELLE took {fgsm[0]:.2f} and {elle[0]:.2f} ms, {epochs} per epoch" in text
+    rows = ("all", "without the first convolution's", "without the update's", "without the sums at forks")
+    for name, *ms in zip(rows, fgsm, elle, strict=True):
+        assert f"| {name} | {ms[0]:.2f} | {ms[1]:.2f} |" in text
     beside = {row["part"]: row for row in parts["streams"]}
     gradients, penalty = (beside[name] for name in ("weight gradients beside", "penalty's passes beside"))
-    assert f"FGSM takes {beside['both']['fgsm']:.2f} ms so, {penalty['fgsm']:.2f} in a row" in text
-    assert f"ELLE takes {penalty['elle']:.2f} ms so, {gradients['elle']:.2f} with the first instead" in text
+    assert f"FGSM takes {beside['both']['fgsm']:.2f} ms instead of {penalty['fgsm']:.2f}" in text
+    assert f"ELLE takes {penalty['elle']:.2f} ms, and {gradients['elle']:.2f} with concurrent" in text
     start = parts["start_s"]
-    assert f"max_steps=5`): {start['again'][0]:.0f} s, and {start['empty cache']} s the first time" in text
+    assert f"max_steps=5`): {start['again'][0]:.0f} s, or {start['empty cache']} s the first time" in text
 
 
 def test_other_steps_took_what_the_page_on_speed_says():
     text, plain, low = words_of("docs/speed.md"), times("preact-resnet18"), times("preact-resnet18-low")
     ms = times("preact-resnet18-measured")["elle-a"]["ms"]
-    assert f"is only measured (see below) takes {ms:.2f} ms, {ms * 0.382:.2f} s an epoch" in text
+    assert f"`elle-a` takes {ms:.2f} ms, {ms * 0.382:.2f} s per epoch, while its penalty is [only measured]" in text
     wide, large = times("wide-resnet-28-10"), times("resnet50")
     told = [f"`{name}` {wide[name]['ms']:.1f} ms ({wide[name]['tflops']:.0f}" for name in ("fgsm", "elle")]
     assert f"{told[0]} TFLOP/s) and {told[1]})" in text
@@ -233,7 +232,10 @@ def test_other_steps_took_what_the_page_on_speed_says():
     fused, off = ([steps[name, f"fused={way}"] for name in ("fgsm", "elle")] for way in ("auto", "off"))
     assert f"took {fused[0]:.2f} ms instead of {off[0]:.2f}, ELLE {fused[1]:.2f} instead of {off[1]:.2f} (" in text
     before = times("preact-resnet18-fused-off")["cure"]["ms"]
-    assert f"a CURE step takes {plain['cure']['ms']:.1f} ms with them on an H200 and took {before:.1f} before" in text
+    assert (
+        f"a CURE step takes {plain['cure']['ms']:.1f} ms with them on an H200, and took {before:.1f} before they existed ("
+        in text
+    )
 
 
 def test_the_limits_of_resnet50_are_those_of_its_kernels():
