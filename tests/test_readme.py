@@ -232,10 +232,8 @@ def test_other_steps_took_what_the_page_on_speed_says():
     fused, off = ([steps[name, f"fused={way}"] for name in ("fgsm", "elle")] for way in ("auto", "off"))
     assert f"took {fused[0]:.2f} ms instead of {off[0]:.2f}, ELLE {fused[1]:.2f} instead of {off[1]:.2f} (" in text
     before = times("preact-resnet18-fused-off")["cure"]["ms"]
-    assert (
-        f"a CURE step takes {plain['cure']['ms']:.1f} ms with them on an H200, and took {before:.1f} before they existed ("
-        in text
-    )
+    cure = f"{plain['cure']['ms']:.1f} ms with them on an H200, and took {before:.1f} before they existed"
+    assert f"a CURE step takes {cure} (" in text
 
 
 def test_the_limits_of_resnet50_are_those_of_its_kernels():
