@@ -77,7 +77,7 @@ def test_the_help_of_train_lists_every_key(elle):
 
 def test_the_help_of_train_keeps_a_key_on_a_line_of_its_own(elle):
     text = elle("train", "--help").out
-    assert "  seed          of weights, data order, and every random draw [0]\n" in text
+    assert "  seed          seed of the weights, the data order and all random draws [0]\n" in text
 
 
 def test_the_version_is_printed(elle):

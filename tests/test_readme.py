@@ -16,6 +16,7 @@ from elle import cli
 from elle.config import load_config
 from elle.methods import METHODS
 from elle.models.registry import MODELS
+from elle.models.residual import PreActResNet
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -83,16 +84,16 @@ def test_every_loop_of_the_plug_in_s_page_trains():
     page = (ROOT / "docs" / "plugin.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10))
+    model = PreActResNet((3, 2, 2), 10, torch.nn.ReLU, blocks=[1], widths=[8], stem_width=8)
     x, y = torch.rand(4, 3, 2, 2), torch.randint(10, (4,))
     names = {"model": model, "loader": [(x, y)] * 4, "device": "cpu"}
     for text in blocks:
-        before = model[1].weight.detach().clone()
+        before = model.linear.weight.detach().clone()
         names["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
         exec(compile(text, "docs/plugin.md", "exec"), names)
-        assert torch.equal(model[1].weight, before) == ("for " not in text)
+        assert torch.equal(model.linear.weight, before) == ("for " not in text)
     assert names["Classifier"](model).training_step((x, y), 0).isfinite()
-    assert len(blocks) == 5
+    assert len(blocks) == 6
 
 
 @pytest.mark.parametrize("batches", [1, 2, 6])
@@ -190,7 +191,7 @@ def test_epochs_in_the_readme_are_those_of_the_table_of_steps():
     seconds = {name: f"{ms * 382 / 1000:.1f} s" for name, ms in steps.items()}
     assert seconds["fgsm"] == seconds["n-fgsm"]
     text = words_of("README.md")
-    assert f"of `fgsm` and of `n-fgsm` takes {seconds['fgsm']}, of `elle-a` {seconds['elle-a']} (" in text
+    assert f"of `fgsm` or `n-fgsm` takes {seconds['fgsm']}, one of `elle-a` {seconds['elle-a']} (" in text
     assert f"an epoch of `elle-a` takes {steps['elle-a'] / steps['fgsm']:.1f} times one of `fgsm`" in text
 
 
@@ -201,23 +202,22 @@ def test_parts_of_a_step_took_what_the_page_on_speed_says():
     assert told in text
     fgsm, elle = ([row[name] for row in parts["kernels"]] for name in ("fgsm", "elle"))
     epochs = f"{fgsm[0] * 0.382:.2f} and {elle[0] * 0.382:.2f} s"
-    assert f"{fgsm[0]:.2f} and {elle[0]:.2f} ms on another one, {epochs}" in text
-    without = ("the first convolution's, ", "the update's, and ", "the sums at forks; ")
-    told = "".join(f"{ms:.2f} without {part}" for ms, part in zip(fgsm[1:], without, strict=True))
-    assert f"an FGSM step took {fgsm[0]:.2f} ms, {told}" in text
-    assert "ELLE {:.2f}, {:.2f}, {:.2f} and {:.2f}.".format(*elle) in text
+    assert f"on another one FGSM and ELLE took {fgsm[0]:.2f} and {elle[0]:.2f} ms, {epochs} per epoch" in text
+    rows = ("all", "without the first convolution's", "without the update's", "without the sums at forks")
+    for name, *ms in zip(rows, fgsm, elle, strict=True):
+        assert f"| {name} | {ms[0]:.2f} | {ms[1]:.2f} |" in text
     beside = {row["part"]: row for row in parts["streams"]}
     gradients, penalty = (beside[name] for name in ("weight gradients beside", "penalty's passes beside"))
-    assert f"FGSM takes {beside['both']['fgsm']:.2f} ms so, {penalty['fgsm']:.2f} in a row" in text
-    assert f"ELLE takes {penalty['elle']:.2f} ms so, {gradients['elle']:.2f} with the first instead" in text
+    assert f"FGSM takes {beside['both']['fgsm']:.2f} ms instead of {penalty['fgsm']:.2f}" in text
+    assert f"ELLE takes {penalty['elle']:.2f} ms, and {gradients['elle']:.2f} with concurrent" in text
     start = parts["start_s"]
-    assert f"max_steps=5`): {start['again'][0]:.0f} s, and {start['empty cache']} s the first time" in text
+    assert f"max_steps=5`): {start['again'][0]:.0f} s, or {start['empty cache']} s the first time" in text
 
 
 def test_other_steps_took_what_the_page_on_speed_says():
     text, plain, low = words_of("docs/speed.md"), times("preact-resnet18"), times("preact-resnet18-low")
     ms = times("preact-resnet18-measured")["elle-a"]["ms"]
-    assert f"is only measured (see below) takes {ms:.2f} ms, {ms * 0.382:.2f} s an epoch" in text
+    assert f"`elle-a` takes {ms:.2f} ms, {ms * 0.382:.2f} s per epoch, while its penalty is [only measured]" in text
     wide, large = times("wide-resnet-28-10"), times("resnet50")
     told = [f"`{name}` {wide[name]['ms']:.1f} ms ({wide[name]['tflops']:.0f}" for name in ("fgsm", "elle")]
     assert f"{told[0]} TFLOP/s) and {told[1]})" in text
@@ -227,13 +227,14 @@ def test_other_steps_took_what_the_page_on_speed_says():
     ]
     assert f"{told[0]} TFLOP/s) and {told[1]})" in text
     fgsm, elle = (low[name]["peak_mib"] for name in ("fgsm", "elle"))
-    assert f"takes {elle:.0f} MiB, {elle / fgsm:.2f} times FGSM's {fgsm:.0f} " in text
-    assert f"(plain ELLE: {plain['elle']['peak_mib']:.0f}), and {low['elle']['ms']:.1f} ms" in text
+    assert f"ELLE took {elle:.0f} MiB on an H200 (batch 128, fp16; FGSM {fgsm:.0f}, plain ELLE " in text
+    assert f"{plain['elle']['peak_mib']:.0f}) and {low['elle']['ms']:.1f} ms, " in text
     steps = {(row["method"], row["setting"]): row["ms"] for row in of_h200("normalisation")["steps"]}
     fused, off = ([steps[name, f"fused={way}"] for name in ("fgsm", "elle")] for way in ("auto", "off"))
     assert f"took {fused[0]:.2f} ms instead of {off[0]:.2f}, ELLE {fused[1]:.2f} instead of {off[1]:.2f} (" in text
     before = times("preact-resnet18-fused-off")["cure"]["ms"]
-    assert f"a CURE step takes {plain['cure']['ms']:.1f} ms with them on an H200 and took {before:.1f} before" in text
+    cure = f"{plain['cure']['ms']:.1f} ms with them on an H200, and took {before:.1f} before they existed"
+    assert f"a CURE step takes {cure} (" in text
 
 
 def test_the_limits_of_resnet50_are_those_of_its_kernels():

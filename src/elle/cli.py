@@ -23,7 +23,7 @@ from elle.version import __version__
 
 app = typer.Typer(
     name="elle",
-    help="Train image classifiers that withstand adversarial attacks, with one attack gradient a step.",
+    help="Train image classifiers that withstand adversarial attacks, with one attack gradient per step.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -43,7 +43,7 @@ def _default(key: str) -> str:
 
 _KEYS = "\n".join(f"  {key:13} {description}{_default(key)}" for key, description in KEYS.items())
 _OTHERS = (
-    "In brackets: the default. eps, epochs, batch, lr and the like are otherwise the data's own (`elle datasets`)."
+    "Defaults are in brackets. The others, such as eps, epochs, batch and lr, depend on the data (`elle datasets`)."
 )
 
 
@@ -141,8 +141,8 @@ def _options(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the runs and report.html go.")] = Path("elle-demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Of every random draw.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the runs and report.html.")] = Path("elle-demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random draws.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Watch FGSM collapse and ELLE-A hold, on bundled images.
@@ -217,7 +217,7 @@ def train(
 @app.command()
 def watch(
     directories: RunDirectories,
-    once: Annotated[bool, typer.Option("--once", help="Show the state of now and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the current state and exit.")] = False,
 ) -> None:
     """Follow runs in the terminal until they finish or stop.
 
@@ -233,14 +233,15 @@ def plot(
     directories: RunDirectories,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("plot.html"),
     figures: Annotated[
-        Path | None, typer.Option(help="A folder for each figure as SVG; PNG and PDF with elle-at[png].")
+        Path | None,
+        typer.Option(help="Folder for each figure as SVG; also PNG and PDF with elle-at[png]."),
     ] = None,
     before: Annotated[Path | None, typer.Option(help="Draw the loss surface of this checkpoint of the run ...")] = None,
-    after: Annotated[Path | None, typer.Option(help="... and of this one; otherwise around its collapse.")] = None,
+    after: Annotated[Path | None, typer.Option(help="... and of this one; default: around its collapse.")] = None,
     root: Root = None,
     device: Device = "auto",
 ) -> None:
-    """Draw runs on one page that opens offline.
+    """Plot runs on one HTML page that opens offline.
 
     Accuracy, E_lin (the linearity error), lambda, and the loss surface around a collapse.
 

@@ -22,18 +22,20 @@ _CHOICES = {
 
 
 def bench(
-    methods: Annotated[str, typer.Option(help="Which ones, with commas, or all.")] = "all",
+    methods: Annotated[str, typer.Option(help="Comma-separated methods, or all.")] = "all",
     model: Annotated[str, typer.Option(help="A row of `elle models`.")] = "preact-resnet18",
-    batch: Annotated[int | None, typer.Option(min=2, help="Images a step; otherwise 128 on a GPU, 8 on a CPU.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=2, help="Images per step; default: 128 on a GPU, 8 on a CPU.")
+    ] = None,
     precision: Annotated[str, typer.Option(help="auto, fp32, tf32, fp16 or bf16.")] = "auto",
     memory: Annotated[str, typer.Option(help="auto or low, as in training.")] = "auto",
     penalty: Annotated[
-        str, typer.Option(help="trained, measured (E_lin without its backward) or 'left out'.")
+        str, typer.Option(help="trained, measured (E_lin without a backward) or 'left out'.")
     ] = "trained",
     fused: Annotated[str, typer.Option(help="auto or off, as in training.")] = "auto",
     device: Device = "auto",
-    profile: Annotated[bool, typer.Option("--profile", help="Name the kernels that take longest.")] = False,
-    out: Annotated[Path | None, typer.Option(help="A folder for the numbers (JSON) and the figure (SVG).")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="List the slowest kernels.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the numbers (JSON) and the figure (SVG).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time a training step of each method.

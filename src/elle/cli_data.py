@@ -15,19 +15,19 @@ from elle.printing import print_json, print_rows, print_table
 
 app = typer.Typer(
     name="data",
-    help="Get image sets, check them, measure their separation.",
+    help="Download datasets, check them, measure their separation.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 _SIZES = 5
 """Image sizes that are printed, the most frequent ones: photographs have hundreds."""
 Name = Annotated[str, typer.Argument(help="A row of `elle data list`.")]
-Root = Annotated[str | None, typer.Option(help="The data folder; otherwise $ELLE_DATA, then ./data.")]
+Root = Annotated[str | None, typer.Option(help="The data folder; default: $ELLE_DATA, then ./data.")]
 
 
 @app.command("list")
 def list_datasets(as_json: AsJson = False) -> None:
-    """List the datasets and the settings they bring.
+    """List the datasets and their default settings.
 
     Example: elle data list
     """
@@ -47,7 +47,7 @@ def list_datasets(as_json: AsJson = False) -> None:
 def get(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """Download a dataset from its official address.
 
-    Run again, it goes on where it broke off.
+    Run the command again to continue an interrupted download.
 
     Example: elle data get cifar10 --root data
     """
@@ -84,9 +84,9 @@ def get(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Say what a dataset holds, and which files cannot be read.
+    """Show what a dataset contains, and its unreadable files.
 
-    Counts, sizes, mean and deviation, duplicates, unreadable files. Ends with exit code 1 where files cannot be read.
+    Counts, sizes, mean and standard deviation, duplicates. Exit code 1 if files are unreadable.
 
     Example: elle data check cifar10 --root data
     """

@@ -18,11 +18,11 @@ from elle.errors import InputError, check_file_name, nearest
 from elle.printing import print_accuracies, print_json, print_table
 
 Weights = Annotated[
-    str | None, typer.Option(help="A .safetensors or state_dict file, for a network that was not trained here.")
+    str | None, typer.Option(help="A .safetensors or state_dict file of a network that elle did not train.")
 ]
-ModelName = Annotated[str | None, typer.Option(help="Its network: a row of `elle models`, or module:function.")]
-Data = Annotated[str | None, typer.Option(help="Its test images: a row of `elle datasets`.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of every random draw.")]
+ModelName = Annotated[str | None, typer.Option(help="With --weights: a row of `elle models`, or module:function.")]
+Data = Annotated[str | None, typer.Option(help="The test images: a row of `elle datasets`; default: the run's own.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all random draws.")]
 Run = Annotated[str | None, typer.Argument(metavar="[DIR|CHECKPOINT]", help="A run directory, or a checkpoint of one.")]
 
 
@@ -31,43 +31,46 @@ def evaluate(
     attack: Annotated[
         str,
         typer.Option(
-            help="clean, fgsm, pgd-STEPS, pgd-STEPS-RESTARTS, apgd-ce, apgd-t, fab-t, square, autoattack; with commas."
+            help="Comma-separated: clean, fgsm, pgd-STEPS[-RESTARTS], apgd-ce, apgd-t, fab-t, square, autoattack."
         ),
     ] = "clean,pgd-20",
     eps: Eps = None,
-    norm: Annotated[str | None, typer.Option(help="linf, l2 or l1; otherwise the run's own.")] = None,
+    norm: Annotated[str | None, typer.Option(help="linf, l2 or l1; default: the run's own.")] = None,
     limit: Limit = None,
     model: ModelName = None,
     weights: Weights = None,
     data: Data = None,
     root: Root = None,
-    engine: Annotated[str, typer.Option(help="fast: elle's own; reference: pyautoattack.")] = "fast",
+    engine: Annotated[
+        str, typer.Option(help="AutoAttack engine: fast (elle's own) or reference (pyautoattack).")
+    ] = "fast",
     precision: Annotated[
         str,
         typer.Option(
-            help="Of the search: auto (fp16 on a GPU), fp32, tf32, fp16, bf16; successes are verified in fp32."
+            help="Search precision: auto (fp16 on a GPU), fp32, tf32, fp16 or bf16; successes are verified in fp32."
         ),
     ] = "auto",
     device: Device = "auto",
     devices: Annotated[
-        str | None, typer.Option(help="Several, with commas: 0,1 are GPUs. The result does not depend on how many.")
+        str | None,
+        typer.Option(help="Several devices: 0,1 are GPUs. The result does not depend on their number."),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Points attacked at once; otherwise 1,024, fewer of large images.")
+        int | None, typer.Option(min=1, help="Points attacked at once; default: 1,024, fewer for large images.")
     ] = None,
     chunk: Annotated[
-        int | None, typer.Option(min=1, help="Points a unit of work: what an interruption can cost.")
+        int | None, typer.Option(min=1, help="Points per unit of work: the most that an interruption loses.")
     ] = None,
     compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile the network first: for thousands of images on a GPU.")
+        bool, typer.Option("--compile", help="Compile the network first: worth it for thousands of images on a GPU.")
     ] = False,
     seed: Seed = 0,
-    out: Annotated[Path | None, typer.Option(help="Where the result goes; otherwise the run directory.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the result; default: the run directory.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,
-    save: Annotated[bool, typer.Option("--save", help="Keep the adversarial images, compressed.")] = False,
+    save: Annotated[bool, typer.Option("--save", help="Save the adversarial images, compressed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a network's accuracy without and under attack.
+    """Measure a network's accuracy with and without attacks.
 
     The result is written to DIR/evaluation.json.
 
@@ -118,7 +121,7 @@ def evaluate(
 
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="A run directory, or an evaluation's JSON file.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The other one.")],
     as_json: AsJson = False,
 ) -> None:
     """Compare two evaluations point by point, attack by attack.
@@ -146,16 +149,18 @@ def show(
     run: Run = None,
     count: Annotated[int, typer.Option(min=1, max=50, help="How many images.")] = 9,
     eps: Eps = None,
-    attack: Annotated[str, typer.Option(help="The rows below the original, with commas.")] = "fgsm,pgd-50",
+    attack: Annotated[str, typer.Option(help="Comma-separated attacks, one row for each.")] = "fgsm,pgd-50",
     model: ModelName = None,
     weights: Weights = None,
     data: Data = None,
     root: Root = None,
     device: Device = "auto",
     seed: Seed = 0,
-    out: Annotated[Path | None, typer.Option(help="The PNG; otherwise adversarial.png in the run directory.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The PNG file; default: adversarial.png in the run directory.")
+    ] = None,
 ) -> None:
-    """Draw test images and what attacks make of them.
+    """Draw test images and their adversarial versions.
 
     Each with its perturbation, amplified, and the predicted class.
 
@@ -180,7 +185,7 @@ def show(
 
 def metrics(
     run: Run = None,
-    metric: Annotated[str, typer.Option(help="Which ones, with commas, or all.")] = "all",
+    metric: Annotated[str, typer.Option(help="Comma-separated metrics, or all.")] = "all",
     eps: Eps = None,
     limit: Limit = None,
     model: ModelName = None,

@@ -15,19 +15,19 @@ def export(
     directory: RunDirectory,
     to: Annotated[str, typer.Option(help="safetensors, torchscript, torch-export or onnx.")] = "safetensors",
     out: Annotated[
-        Path | None, typer.Option(help="The file; otherwise DIR/exported/model and the format's ending.")
+        Path | None, typer.Option(help="The file to write; default: DIR/exported/model with the format's suffix.")
     ] = None,
     licence: Annotated[
-        str | None, typer.Option("--licence", "--license", help="Of the weights, for the model card.")
+        str | None, typer.Option("--licence", "--license", help="Licence of the weights, for the model card.")
     ] = None,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a trained network for other programs.
 
-    Images in [0, 1] go in, logits come out; a model card is written beside it.
+    It takes images in [0, 1] and returns logits. A model card is written beside it.
 
-    The file is read back and its logits compared with the network's on test images before it is put in place.
+    elle keeps the file only if, read back, its logits agree with the network's on test images.
 
     Example: elle export runs/digits-elle-a-eps0.2-seed0 --to onnx
     """

@@ -10,7 +10,7 @@ from elle.printing import print_json, print_rows, print_table
 def methods(as_json: AsJson = False) -> None:
     """List the training methods.
 
-    Any without ELLE's penalty also takes +elle or +elle-a.
+    Any method without ELLE's penalty also takes +elle or +elle-a.
 
     Example: elle methods --json
     """
@@ -53,9 +53,9 @@ def methods(as_json: AsJson = False) -> None:
 def models(as_json: AsJson = False) -> None:
     """List the networks with their parameters and GFLOP.
 
-    GFLOP of a forward of one image: a multiply-add is two operations.
+    GFLOP are for the forward pass of one image; a multiply-add is two operations.
 
-    Others are model=timm:NAME, model=torchvision:NAME, and your own module:function, called with num_classes=K.
+    You can also use timm:NAME, torchvision:NAME, or your own module:function, called with num_classes=K.
 
     Example: elle models
     """
@@ -76,7 +76,7 @@ def models(as_json: AsJson = False) -> None:
 
 
 def datasets(as_json: AsJson = False) -> None:
-    """List the datasets and the settings they bring.
+    """List the datasets and their default settings.
 
     Example: elle datasets
     """
@@ -84,7 +84,7 @@ def datasets(as_json: AsJson = False) -> None:
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Say what elle finds on this machine, and what is missing.
+    """Show what elle finds on this machine, and what is missing.
 
     Example: elle doctor
     """

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory written by `elle train`.")]
-Root = Annotated[str | None, typer.Option(help="The data folder; otherwise the run's own.")]
-Eps = Annotated[str | None, typer.Option(help="The radius, as a fraction: 8/255; otherwise the run's own.")]
+Root = Annotated[str | None, typer.Option(help="The data folder; default: the run's own.")]
+Eps = Annotated[str | None, typer.Option(help="The radius, as a fraction: 8/255; default: the run's own.")]
 Limit = Annotated[
-    int | None, typer.Option(min=1, help="Only N test images: the first, or spread over all that lie class by class.")
+    int | None, typer.Option(min=1, help="Use N test images: the first N, or N spread over a set sorted by class.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]

@@ -17,7 +17,7 @@ from elle.printing import print_json, print_rows, print_table
 def recipes(as_json: AsJson = False) -> None:
     """List the recipes: the paper's tables and figures.
 
-    Each with its runs, its hours on one NVIDIA H200, and how many numbers the paper prints for it.
+    For each: the number of runs, estimated hours on one NVIDIA H200, and how many numbers the paper prints.
 
     Example: elle recipes
     """
@@ -42,7 +42,7 @@ def recipes(as_json: AsJson = False) -> None:
 
 def show_schedule(
     name: Annotated[str, typer.Argument(help="short, short-svhn, long, long-svhn, long-cos, cos-1000 or imagenet-15.")],
-    out: Annotated[Path | None, typer.Option(help="The SVG file to write; otherwise NAME.svg.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The SVG file to write; default: NAME.svg.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw a schedule: the learning rate and eps over its epochs.
@@ -67,24 +67,27 @@ def show_schedule(
 
 
 def tune(
-    words: Annotated[list[str], typer.Argument(metavar="RECIPE|KEY=VALUE...", help="Settings, or a recipe's runs.")],
-    out: Annotated[Path, typer.Option(help="Where the runs go; what is already there is not trained again.")] = Path(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="RECIPE|KEY=VALUE...", help="Settings, or a recipe and settings that select its runs."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the runs; finished ones are not trained again.")] = Path(
         "tuning"
     ),
-    weights: Annotated[str | None, typer.Option(help="The values, with commas; otherwise the paper's.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each value, averaged.")] = 1,
-    search: Annotated[str, typer.Option(help="grid, or optuna (between the values' ends).")] = "grid",
+    weights: Annotated[str | None, typer.Option(help="Comma-separated values to try; default: the paper's.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per value, averaged.")] = 1,
+    search: Annotated[str, typer.Option(help="grid, or optuna (between the smallest and the largest value).")] = "grid",
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Values that this worker tries, with --search optuna; otherwise 10.")
+        int | None, typer.Option(min=1, help="Values this worker tries with --search optuna; default: 10.")
     ] = None,
     storage: Annotated[
-        str | None, typer.Option(help="Optuna's database; otherwise OUT/tune.db for all workers.")
+        str | None, typer.Option(help="URL of Optuna's database; default: OUT/tune.db, shared by all workers.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose lambda by PGD-20 on held-out training images.
 
-    A run that collapses ends there. Words after a recipe choose among its runs.
+    Runs that collapse stop early. Settings after a recipe select among its runs.
 
     Example: elle tune method=elle-a data=cifar10 eps=8/255 --seeds 3
     """

@@ -25,34 +25,34 @@ if TYPE_CHECKING:
 def sweep(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A row of `elle recipes`, or a .toml file.")],
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE...]", help="More words for --only.", show_default=False)
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE...]", help="More settings for --only.", show_default=False)
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE...", help="Only runs with these settings.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each setting; otherwise the recipe's.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; otherwise one a GPU.")] = None,
-    gpus: Annotated[str | None, typer.Option(help="Which GPUs, with commas: 0,1; otherwise the first.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per setting; default: the recipe's.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: one per GPU.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="Comma-separated GPUs: 0,1; default: the first.")] = None,
     out: Annotated[
-        str | None, typer.Option(help="The folder of its runs; otherwise runs/RECIPE. s3://...: copied there, too.")
+        str | None, typer.Option(help="Folder for the runs; default: runs/RECIPE. s3://... also copies them there.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
-    on: Annotated[str, typer.Option(help="local, or ray: a cluster.")] = "local",
-    address: Annotated[str | None, typer.Option(help="Of the Ray cluster; otherwise auto.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
+    on: Annotated[str, typer.Option(help="local, or ray for a Ray cluster.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Address of the Ray cluster; default: auto.")] = None,
     cpus_per_run: Annotated[
-        float | None, typer.Option(min=0, help="Cores of the cluster for a run; otherwise 1.")
+        float | None, typer.Option(min=0, help="With --on ray: CPU cores per run; default: 1.")
     ] = None,
     gpus_per_run: Annotated[
-        float | None, typer.Option(min=0, help="GPUs of the cluster for a run; otherwise 1 where it has any.")
+        float | None, typer.Option(min=0, help="With --on ray: GPUs per run; default: 1 if the cluster has any.")
     ] = None,
     retries: Annotated[
-        int | None, typer.Option(min=0, help="How often a run may lose its node; otherwise 3 times.")
+        int | None, typer.Option(min=0, help="With --on ray: how often a run may lose its node; default: 3.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make the runs of a recipe.
+    """Run a recipe.
 
-    What is finished is not made again, so the same command continues it.
+    Finished runs are skipped, so the same command continues an interrupted sweep.
 
     Example: elle sweep table-2 --only eps=8/255 method=elle-a --seeds 1 --gpus 0,1
     """
@@ -266,16 +266,19 @@ def report(
         list[str],
         typer.Argument(
             metavar="RECIPE|DIR...",
-            help="A recipe, with folders of its runs (otherwise runs/RECIPE); or runs.",
+            help="A recipe and folders of its runs (default: runs/RECIPE), or run directories.",
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Where it goes; otherwise report/ in the runs' folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the report; default: report/ in the runs' folder.")
+    ] = None,
     delayed: Annotated[
-        bool, typer.Option("--delayed", help="Up to which eps, and for how many epochs, each method holds.")
+        bool,
+        typer.Option("--delayed", help="Show up to which eps, and for how many epochs, each method holds."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put runs together on a page, beside the paper's numbers.
+    """Report runs on one page, beside the paper's numbers.
 
     Example: elle report table-2
     """

@@ -76,90 +76,96 @@ class Config(BaseModel):
         default_factory=dict, description="the method's own fields, written method.PART.FIELD=VALUE"
     )
     data: str = Field("digits", description="a row of `elle datasets`")
-    root: str | None = Field(None, description="the data folder; otherwise $ELLE_DATA, then ./data")
+    root: str | None = Field(None, description="the data folder; default: $ELLE_DATA, then ./data")
     model: str | None = Field(
-        None, description="a row of `elle models`, timm:NAME, torchvision:NAME, or module:function of your own"
+        None, description="a row of `elle models`, timm:NAME, torchvision:NAME, or your own module:function"
     )
     activation: Literal["relu", "silu", "softplus", "gelu"] = Field(
-        "relu", description="relu, silu, softplus or gelu, in the rows of `elle models`"
+        "relu", description="relu, silu, softplus or gelu, for the rows of `elle models`"
     )
     normalise: Literal["none", "dataset"] = Field(
         "none",
-        description="dataset: a first layer takes off the training set's mean and divides by its std; slat's default",
+        description="dataset: a first layer subtracts the training set's mean and divides by its std; slat's default",
     )
-    eps: Radius | None = Field(None, description="the radius, as a fraction: 8/255")
-    norm: Literal["linf", "l2"] = Field("linf", description="linf or l2: the norm that eps is measured in")
-    weight: float | None = Field(None, ge=0, description="lambda of ELLE, lambda_max of ELLE-A")
+    eps: Radius | None = Field(None, description="the radius of the attack, as a fraction: 8/255")
+    norm: Literal["linf", "l2"] = Field("linf", description="the norm of eps: linf or l2")
+    weight: float | None = Field(
+        None, ge=0, description="the weight of ELLE's penalty: lambda, or lambda_max for ELLE-A"
+    )
     epochs: int | None = Field(None, ge=1, description="passes over the training set")
     max_steps: int | None = Field(
-        None, ge=1, description="stop after this many steps; the schedule stays that of `epochs`"
+        None, ge=1, description="stop after this many steps; the schedule still follows `epochs`"
     )
     phases: Annotated[tuple[Phase, ...] | None, BeforeValidator(_phases)] = Field(
-        None, description="EPOCHS:IMAGE_SIZE:BATCH,.. in place of epochs and batch: 6:128:512,6:224:224,3:288:128"
+        None, description="EPOCHS:IMAGE_SIZE:BATCH,... instead of epochs and batch: 6:128:512,6:224:224,3:288:128"
     )
     batch: int | None = Field(
-        None, ge=1, description="images a step, or all where they are fewer; an epoch's last, smaller batch is left out"
+        None, ge=1, description="images per step (at most the whole set); an incomplete last batch is dropped"
     )
-    lr: float | None = Field(None, gt=0, description="the schedule's highest learning rate")
+    lr: float | None = Field(None, gt=0, description="the peak learning rate of the schedule")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(5e-4, ge=0, description="weight decay of SGD")
-    decay_norm: bool = Field(True, description="decay the weights of BatchNorm and biases too")
+    decay_norm: bool = Field(True, description="apply weight decay to BatchNorm and biases too")
     average: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="evaluate and keep a running mean of the weights with this decay, 0.999 or so; 0: off",
+        description="evaluate and save a running mean of the weights with this decay, such as 0.999; 0: off",
     )
     schedule: Literal["short", "short-svhn", "long", "long-svhn", "long-cos", "cos-1000", "imagenet-15"] | None = Field(
-        None, description=f"of rate and eps: {', '.join(SCHEDULES)}"
+        None, description=f"of learning rate and eps: {', '.join(SCHEDULES)}"
     )
     clip: bool | None = Field(
-        None, description="true: adversarial points and triplets stay in [0, 1]; false: as the method's row says"
+        None, description="true: keep adversarial points and triplets in [0, 1]; false: as the method defines"
     )
-    crop: int | None = Field(None, ge=0, description="pixels of padding for random crops; 0 for none")
-    flip: bool | None = Field(None, description="mirror half of the images")
+    crop: int | None = Field(None, ge=0, description="padding in pixels for random crops; 0: none")
+    flip: bool | None = Field(None, description="flip half of the images horizontally")
     image_size: int | None = Field(
-        None, ge=8, description="pixels of a side, for image files; otherwise 224, or less where all are smaller"
+        None, ge=8, description="side length of image files in pixels; default: 224, or less if all are smaller"
     )
     loading: Literal["auto", "resident", "streaming"] = Field(
         "auto",
-        description="image files: resident (kept decoded on the device) or streaming; auto: streaming above 2 GiB",
+        description="of image files: resident (kept on the device), streaming, or auto: streaming above 2 GiB",
     )
     workers: int | None = Field(
-        None, ge=0, description="processes that decode image files; otherwise one a core, less one"
+        None, ge=0, description="processes that decode image files; default: one per core, less one"
     )
-    cache: str | None = Field(None, description="a folder for decoded images of a streamed set, to decode only once")
+    cache: str | None = Field(None, description="a folder for decoded images, so that streaming decodes each only once")
     validation: int | None = Field(
-        None, ge=0, description="training images held out to track; 0: track on the test set"
+        None, ge=0, description="training images held out for tracking; 0: track on the test set"
     )
-    track: str = Field("clean,pgd-10", description="attacks, and metrics of `elle metrics`, evaluated while training")
-    eval_every: int = Field(1, ge=0, description="epochs between those evaluations; 0 for none")
+    track: str = Field(
+        "clean,pgd-10", description="attacks, and metrics of `elle metrics`, to evaluate during training"
+    )
+    eval_every: int = Field(1, ge=0, description="epochs between these evaluations; 0: none")
     probe_every: int | None = Field(
         None,
         ge=0,
-        description="steps between looks for a collapse; 0: none; left out: two an epoch for attacks of 1 or 2 steps",
+        description="steps between checks for a collapse; 0: none; default: two per epoch for attacks of 1 or 2 steps",
     )
     on_collapse: Literal["warn", "stop", "rollback"] = Field(
-        "warn", description="warn, stop, or rollback (to the last healthy state, with ELLE-A on or twice its weight)"
+        "warn",
+        description="warn, stop, or rollback (to the last healthy state, then with ELLE-A or twice its weight)",
     )
-    final: str = Field("clean,fgsm,pgd-20", description="attacks evaluated on the whole test set at the end")
-    seed: int = Field(0, ge=0, lt=2**63, description="of weights, data order, and every random draw")
-    out: str | None = Field(None, description="the run directory; otherwise runs/ and a name made of the settings")
+    final: str = Field("clean,fgsm,pgd-20", description="attacks to evaluate on the whole test set at the end")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of the weights, the data order and all random draws")
+    out: str | None = Field(None, description="the run directory; default: runs/ and a name made of the settings")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1")
-    devices: int = Field(1, ge=1, description="processes that train together, a GPU each; more than 1 starts torchrun")
-    sync_bn: bool = Field(False, description="BatchNorm's statistics over all devices' images, not each one's own")
-    accumulate: int = Field(1, ge=1, description="micro-batches in which a device works on its part of a batch")
+    devices: int = Field(1, ge=1, description="number of training processes, one GPU each; more than 1 starts torchrun")
+    sync_bn: bool = Field(False, description="compute BatchNorm's statistics over all devices' images")
+    accumulate: int = Field(1, ge=1, description="micro-batches per step on each device (gradient accumulation)")
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = Field(
         "auto", description="fp32, tf32, fp16, bf16, or auto: fp16 on a GPU, fp32 on a CPU"
     )
     compile: Literal["auto", "off", "graph"] = Field(
-        "auto", description="off, or graph: the step as one CUDA graph; auto: graph on a GPU"
+        "auto", description="off, graph (each step is one CUDA graph), or auto: graph on a GPU"
     )
     memory: Literal["auto", "low"] = Field(
-        "auto", description="low: the penalty in little more memory than an FGSM step takes, for a fifth more passes"
+        "auto", description="low: ELLE in little more memory than FGSM, for a fifth more passes"
     )
     fused: Literal["auto", "off"] = Field(
-        "auto", description="off, or auto: BatchNorm, ReLU and other small work by GPU kernels of our own (with Triton)"
+        "auto",
+        description="off, or auto: custom GPU kernels for BatchNorm, ReLU and other small work (with Triton)",
     )
 
     @model_validator(mode="after")

@@ -46,16 +46,20 @@ def _gpu() -> list[dict[str, str]]:
     if not torch.cuda.is_available():
         built = torch.version.cuda
         reason = (
-            f"torch is built for CUDA {built}, but finds no GPU or driver" if built else "this torch is a CPU build"
+            f"torch is built for CUDA {built}, but finds no GPU or driver"
+            if built
+            else "this torch is a CPU-only build"
         )
-        advice = "CIFAR-size training wants an NVIDIA GPU and a CUDA build of torch"
-        return [_row("gpu", f"none ({reason})", advice), _row("precision", "auto is fp32")]
+        advice = "for CIFAR-size training, use an NVIDIA GPU and a CUDA build of torch"
+        return [_row("gpu", f"none ({reason})", advice), _row("precision", "precision=auto uses fp32")]
     rows = []
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
         rows.append(_row(f"cuda:{number}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"))
     half = torch.cuda.get_device_capability(0) >= (7, 0)
-    rows.append(_row("precision", "auto is fp16", "" if half else "this GPU has no fast fp16; use precision=fp32"))
+    rows.append(
+        _row("precision", "precision=auto uses fp16", "" if half else "this GPU has no fast fp16; use precision=fp32")
+    )
     return rows
 
 
@@ -89,5 +93,5 @@ def _dataset(name: str) -> dict[str, str]:
     except InputError as problem:
         folder = data_folder().absolute()
         found = str(problem) if folder.exists() else f"no folder {folder}"
-        return _row(f"data {name}", found, f"give root=FOLDER or set {ROOT_VARIABLE}")
+        return _row(f"data {name}", found, f"set root=FOLDER or {ROOT_VARIABLE}")
     return _row(f"data {name}", f"{len(images.train)} training and {len(images.test)} test images")
