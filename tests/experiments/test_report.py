@@ -18,7 +18,7 @@ from elle.experiments.layout import lay_out
 from elle.experiments.page import Table
 from elle.experiments.report import write_report
 from elle.experiments.report_figures import report_figures
-from elle.experiments.report_tables import comparison_table, markdown, result_tables, unit, written
+from elle.experiments.report_tables import baseline_tables, comparison_table, markdown, result_tables, unit, written
 from elle.experiments.rundir import open_run
 
 from .runs import run_directory
@@ -437,6 +437,55 @@ def test_runs_of_another_recipe_are_left_out(folder):
 def with_figure(folder, figure):
     (folder / "radii.toml").write_text(RECIPE.partition("[figure]")[0] + "[figure]\n" + figure)
     return gather([str(folder / "radii.toml"), str(folder / "runs")])
+
+
+def test_settings_are_compared_with_the_baseline_at_their_own_radius(folder):
+    runs = with_figure(folder, 'metric = ["autoattack", "seconds"]\nbaseline = "n-fgsm"')
+    (table,) = baseline_tables(runs, lay_out(runs))
+    assert (table.caption, table.columns[1:]) == ("Difference to n-fgsm", ("AutoAttack", "Training time, s"))
+    rows = {row[0]: (row[1:], table.marks.get((number, 1))) for number, row in enumerate(table.rows)}
+    error = 2 * math.sqrt(0.1**2 / 3 + 0.2**2 / 3)
+    assert rows["fgsm, eps 8/255"] == ([f"-4.70 ± {error:.2f}", "+0.00 ± 0.00"], "best")
+    assert rows["elle-a, eps 8/255"][1] is None  # -0.10 is within 0.16
+    assert rows["fgsm, eps 16/255"] == (["-20.20 ± 0.23", "+0.00 ± 0.00"], "collapsed")
+    assert rows["elle-a, eps 16/255"][0][0] == f"+0.80 ± {2 * math.sqrt(0.2**2 + 0.2**2 / 3):.2f}"  # one seed
+    assert "Difference to n-fgsm" in (write_report(runs, folder / "out")[0]).read_text()
+
+
+def test_the_page_says_what_it_does_not_compare_and_what_nobody_measured(folder):
+    runs = with_figure(folder, 'metric = ["autoattack", "pgd-20"]\nbaseline = "nfgsm"')
+    page = write_report(runs, folder / "out")[0].read_text()
+    assert "No run has measured PGD-20, which the recipe asks for." in page
+    assert "the baseline nfgsm: the settings with results are fgsm; n-fgsm; elle-a; pgd-10." in page
+
+
+def test_a_setting_is_called_by_the_options_it_has(tmp_path):
+    """Where each of several shortcuts has an option of its own, every name held all of them, most as "-"."""
+    options = {"plain": (), "every": ("method.weight.every=2",),
+               "next": ("method.weight.negligible=0.01", "method.weight.next_step=true")}  # fmt: skip
+    for name, words in options.items():
+        write_result(run_directory(tmp_path / name, "method=elle-a", *words), 40)
+    collected = gather([str(tmp_path)])
+    layout = lay_out(collected)
+    names = [layout.label(setting, layout.carrier) for setting in collected.settings]
+    assert names == ["elle-a, method.weight.every=2", "elle-a, method.weight.negligible=0.01", "elle-a"]
+    assert Setting([open_run(tmp_path / "next")]).label("method.weight.next_step") == "true"
+
+
+def test_a_line_that_is_no_method_says_what_it_is(tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'title = "x"\n[base]\ndata = "digits"\nepochs = 6\ntrack = "clean,pgd-10"\nmethod = "elle"\n'
+        '[grid]\nweight = [1, 100]\neps = ["0.1", "0.2"]\n[figure]\nline = "weight"\n'
+    )
+    for weight in (1, 100):
+        for eps in ("0.1", "0.2"):
+            run = run_directory(tmp_path / "runs" / f"{weight}-{eps}", "method=elle", f"weight={weight}", f"eps={eps}")
+            write_result(run, 40)
+    collected = gather([str(tmp_path / "mine.toml"), str(tmp_path / "runs")])
+    layout = lay_out(collected)
+    *charts, bars = report_figures(collected, layout)
+    assert [one.name for one in charts[0].series] == ["weight=1", "weight=100"] == [bar.name for bar in bars.bars]
+    assert [row[0] for row in result_tables(collected, layout)[0].rows] == ["1", "100"]
 
 
 def test_a_recipe_says_what_is_drawn(folder):

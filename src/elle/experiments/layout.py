@@ -34,8 +34,13 @@ class Layout:
         return self.columns if self.carrier == self.rows else self.rows
 
     def label(self, setting: Setting, axis: str) -> str:
-        extras = [f"{key}={setting.label(key)}" for key in self.extras] if axis == self.carrier else []
-        return ", ".join([setting.label(axis), *extras])
+        """What the setting is called along an axis; of the extras those that it has."""
+        extras = [key for key in self.extras if axis == self.carrier and setting.value(key) is not None]
+        return ", ".join([setting.label(axis), *(f"{key}={setting.label(key)}" for key in extras)])
+
+    def name(self, setting: Setting) -> str:
+        """The same along the carrier where no table's corner says what it is: weight=1000."""
+        return ("" if self.carrier == "method" else f"{self.carrier}=") + self.label(setting, self.carrier)
 
     def panel(self, setting: Setting) -> str:
         return ", ".join(setting.label(key) for key in self.panels)
@@ -43,7 +48,7 @@ class Layout:
     def full(self, setting: Setting) -> str:
         """All that tells a setting from the others, in words."""
         across = "" if setting.value(self.across) is None else f"{self.across} {self.label(setting, self.across)}"
-        return ", ".join(filter(None, [self.label(setting, self.carrier), across, self.panel(setting)]))
+        return ", ".join(filter(None, [self.name(setting), across, self.panel(setting)]))
 
     def grouped(self, settings: Iterable[Setting]) -> dict[str, list[Setting]]:
         """The settings of each panel."""

@@ -20,7 +20,7 @@ FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parent.parent / "recipes")
 _TABLES = {"title", "seeds", "base", "grid", "runs", "expected", "figure"}
 _KINDS = ("table", "lines", "curves", "bars", "steps", "pictures")
 _AXES = ("x", "line", "panel", "rows", "columns")
-_FIGURE = {"kind", "metric", "curves", "at", *_AXES}
+_FIGURE = {"kind", "metric", "curves", "at", "baseline", *_AXES}
 _FREE = {"root", "out", "device", "compile", "workers", "cache"}
 """Keys that say where and how fast a run is made, not what comes out of it."""
 _ELSEWHERE = {

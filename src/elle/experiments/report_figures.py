@@ -53,7 +53,7 @@ def _over(settings: Sequence[Setting], layout: Layout, metric: str, panel: str) 
     name, place = _scale(layout.across, numbers)
     ends = [place(min(numbers)), place(max(numbers))]
     series = []
-    for label, mine in layout.along(settings, layout.carrier).items():
+    for mine in layout.along(settings, layout.carrier).values():
         found = [(one.value(layout.across), score) for one in mine if (score := one.score(metric))]
         points = [(place(float(value)), score) for value, score in found if value is not None]
         points.sort(key=lambda point: point[0])
@@ -62,7 +62,7 @@ def _over(settings: Sequence[Setting], layout: Layout, metric: str, panel: str) 
         x, scores = [point[0] for point in points], [point[1] for point in points]
         spread = [None if score.std is None else score.std / 100 for score in scores]
         known = spread if any(one is not None for one in spread) else []
-        series.append(Series(label, x, [score.mean / 100 for score in scores], known))
+        series.append(Series(layout.name(mine[0]), x, [score.mean / 100 for score in scores], known))
     note = "Bands: one std over seeds." if any(one.spread for one in series) else ""
     return [Chart(_titled(f"{metric_name(metric)} over {layout.across}", panel), name, "accuracy", series,
                   percent=True, note=note)]  # fmt: skip
@@ -91,9 +91,7 @@ def _curves(
     chosen = [label for label in labels if label in at] or chosen
     charts = []
     for across in chosen:
-        series = [
-            one for setting in groups[across] if (one := _curve(layout.label(setting, layout.carrier), setting, column))
-        ]
+        series = [one for setting in groups[across] if (one := _curve(layout.name(setting), setting, column))]
         if series:
             title = _titled(f"{quantity} while training, {layout.across} {across}", panel)
             of_steps = column == "accuracy" or column in OF_TRAINING
@@ -123,7 +121,7 @@ def _runtime(settings: Sequence[Setting], layout: Layout, panel: str, time: str)
     """One of the times by method, mean and std over its runs at every eps, which takes no time; else at each value."""
     bars = []
     name, factor = unit(time)
-    groups = layout.along(settings, layout.carrier)
+    groups = {layout.name(mine[0]): mine for mine in layout.along(settings, layout.carrier).values()}
     if layout.across != "eps":
         groups = {f"{label}, {across}": at for label, mine in groups.items()
                   for across, at in layout.along(mine, layout.across).items()}  # fmt: skip
