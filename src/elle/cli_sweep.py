@@ -57,7 +57,7 @@ def sweep(
     Example: elle sweep table-2 --only eps=8/255 method=elle-a --seeds 1 --gpus 0,1
     """
     from elle.experiments.recipe import load_recipe
-    from elle.experiments.sweep import chosen_runs, plan, write_manifest
+    from elle.experiments.sweep import chosen_runs, link_runs, plan, write_manifest
     from elle.files import FolderLock
 
     cluster = {"address": address, "cpus_per_run": cpus_per_run, "gpus_per_run": gpus_per_run, "retries": retries}
@@ -66,17 +66,20 @@ def sweep(
     loaded = load_recipe(recipe)
     configs = chosen_runs(loaded, seeds, [*(only or []), *(words or [])])
     store = _object_path(out)
-    folder = Path("runs") / loaded.name if out is None or store else Path(out)
+    own = out is None or store is not None
+    folder = Path("runs") / loaded.name if own else Path(str(out))
     _check_recipe(loaded, configs)
     if dry_run:
-        items = plan(configs, folder)
+        items = plan(configs, folder, beside=own)
         for item in items:
             if store and item.state == "waiting" and store.holds(item):
                 item.state = "finished"
         _print_plan(items, folder, as_json)
         return
     with FolderLock(folder, ".sweep.lock"):
-        items = plan(configs, folder)
+        items = plan(configs, folder, beside=own)
+        if (linked := link_runs(items, folder)) and not as_json:
+            print(f"{_runs(linked)} that another recipe's sweep has finished: linked into {folder}")
         write_manifest(folder, str(Path(recipe).absolute()) if recipe.endswith(".toml") else recipe, items)
         if on == "ray":
             executor = _ray(address, cpus_per_run, gpus_per_run, retries, jobs)

@@ -17,7 +17,7 @@ from elle.experiments.local import LocalExecutor
 from elle.experiments.parcel import pack, unpack
 from elle.experiments.recipe import load_recipe
 from elle.experiments.rundir import open_run
-from elle.experiments.sweep import Item, chosen_runs, plan, run_name, run_sweep
+from elle.experiments.sweep import Item, chosen_runs, link_runs, plan, run_name, run_sweep
 from elle.experiments.sweep_view import SweepView, cells, duration
 from elle.experiments.training import is_running, outcome, start_training
 from elle.files import FolderLock, is_held
@@ -462,3 +462,39 @@ def test_a_damaged_record_is_said_of_its_run_and_stops_no_other(tmp_path):
     (item,) = plan([config], tmp_path)
     assert item.state == "waiting"
     assert "metrics.jsonl is damaged" in item.said
+
+
+def test_a_run_that_another_recipe_has_finished_is_linked_and_not_trained_again(tmp_path):
+    """Figure 3 has the runs of Table 2, but looked for them in its own folder alone: 47 GPU hours, twice."""
+    configs = load_recipe(tiny_recipe(tmp_path)).runs()
+    first, second = tmp_path / "runs/first", tmp_path / "runs/second"
+    made = first / run_name(configs[0])
+    made.mkdir(parents=True)
+    (made / "config.toml").write_text(configs[0].resolved().to_toml())
+    (made / "result.json").write_text('{"test": {}}')
+    second.mkdir()
+    assert {item.state for item in plan(configs, second)} == {"waiting"}  # a folder that a user has named
+    items = plan(configs, second, beside=True)
+    assert [item.state for item in items] == ["finished", "waiting", "waiting", "waiting"]
+    assert not list(second.iterdir())  # as --dry-run leaves it
+    assert link_runs(items, second) == 1
+    assert (second / made.name / "result.json").is_file()
+    assert [item.path.parent for item in items] == [second] * 4
+    assert link_runs(plan(configs, second, beside=True), second) == 0
+    (made / "result.json").unlink()
+    (made / "config.toml").unlink()
+    made.rmdir()
+    items = plan(configs, second, beside=True)
+    assert items[0].state == "waiting"
+    link_runs(items, second)
+    assert not items[0].path.is_symlink()  # the training makes a folder there
+
+
+def test_own_images_are_not_taken_from_another_sweep(tmp_path):
+    """Two folders of the same name hold other images."""
+    config = load_config(["data=folder", "root=a/photographs"])
+    made = tmp_path / "runs/first" / run_name(config)
+    made.mkdir(parents=True)
+    (made / "result.json").write_text('{"test": {}}')
+    (item,) = plan([config], tmp_path / "runs/second", beside=True)
+    assert item.state == "waiting"
