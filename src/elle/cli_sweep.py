@@ -100,10 +100,10 @@ def _check_recipe(recipe: Recipe, configs: list[Config]) -> None:
     """What no run could do, or have, is told before the first of them."""
     try:
         _check_trainable(configs)
-        _check_metrics("expected", {one.metric for one in recipe.expected})
+        _check_metrics("expected", {one.metric for one in recipe.expected}, configs)
         kind, metrics, curves = (recipe.figure.get(key, []) for key in ("kind", "metric", "curves"))
         if kind in ([], "table", "lines", "bars"):  # others draw columns of a run's records
-            _check_metrics("[figure]: metric", {metrics} if isinstance(metrics, str) else set(metrics))
+            _check_metrics("[figure]: metric", {metrics} if isinstance(metrics, str) else set(metrics), configs)
         if kind != "steps":
             key, columns = ("metric", metrics) if kind == "curves" else ("curves", curves)
             _check_columns(f"[figure]: {key}", [columns] if isinstance(columns, str) else columns, recipe.runs(1))
@@ -198,7 +198,7 @@ def _check_trainable(configs: list[Config]) -> None:
             parse_track(whole.track, whole.norm)
 
 
-def _check_metrics(where: str, names: set[str]) -> None:
+def _check_metrics(where: str, names: set[str], configs: list[Config]) -> None:
     """A number that no run can ever have would be missing from the report without a word."""
     from elle.evaluation.names import parse_attacks
     from elle.experiments.collected import TIMES, VALIDATION
@@ -208,6 +208,8 @@ def _check_metrics(where: str, names: set[str]) -> None:
             parse_attacks(name.removeprefix(VALIDATION))
         except InputError as problem:
             raise InputError(f"{where} {name}: {problem}; or {', '.join(TIMES)}") from None
+        if name.startswith(VALIDATION) and not any(config.resolved().validation for config in configs):
+            raise InputError(f"{where} {name}: no run holds out images of its training set; set validation in [base]")
 
 
 def _check_columns(where: str, names: list[str], configs: list[Config]) -> None:

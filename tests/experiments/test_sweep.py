@@ -186,6 +186,11 @@ def test_a_mistyped_method_is_told_before_any_run(tmp_path, elle, monkeypatch):
             "[figure]\nkind = 'curves'\nmetric = 'tracked_misalignment'\n[grid]",
             "[figure]: metric tracked_misalignment: no run records it",
         ),
+        (
+            'validation = 97\ntrack = "clean,pgd-2"\nfinal = "clean,pgd-10"\nprobe_every = 0\ndevice = "cpu"\n',
+            "[figure]\nmetric = 'validation pgd-2'\n",
+            "[figure]: metric validation pgd-2: no run holds out images",
+        ),
     ],
 )
 def test_what_no_run_could_do_is_told_by_a_dry_run_too(tmp_path, elle, monkeypatch, right, wrong, words):
