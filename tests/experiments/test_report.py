@@ -3,15 +3,17 @@
 import csv
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from elle.errors import InputError
 from elle.experiments.bars import Bar, Bars, draw_bars
-from elle.experiments.chart import Chart, Series, draw
+from elle.experiments.chart import Chart, Series, _edges, draw
 from elle.experiments.collected import Score, Setting, gather, measured, telling_keys
 from elle.experiments.comparison import compare
 from elle.experiments.layout import lay_out
@@ -20,8 +22,9 @@ from elle.experiments.report import write_report
 from elle.experiments.report_figures import report_figures
 from elle.experiments.report_tables import baseline_tables, comparison_table, markdown, result_tables, unit, written
 from elle.experiments.rundir import open_run
+from elle.experiments.svg import GLYPH
 
-from .runs import run_directory
+from .runs import run_directory, write_lines
 
 RECIPE = """
 title = "Accuracy at two radii"
@@ -818,3 +821,33 @@ def test_a_failure_without_a_reason_is_a_run_that_has_not_finished(folder, conte
     (run / "result.json").unlink()
     (run / "failure.json").write_text(content)
     assert gather([str(folder / "runs")]).failures == {}
+
+
+def test_nobody_is_second_who_withstands_nothing(tmp_path):
+    for method, accuracy in (("fgsm", 0), ("n-fgsm", 0.004), ("elle", 5)):
+        write_result(run_directory(tmp_path / method, f"method={method}"), accuracy)
+    collected = gather([str(tmp_path)])
+    table = result_tables(collected, lay_out(collected))[0]
+    assert {table.rows[row][0]: mark for (row, _), mark in table.marks.items()} == {"elle": "best"}
+
+
+def test_a_band_of_a_weight_does_not_go_below_zero():
+    ends = [(1.0, 0.0, 70.0), (2.0, 20.0, 40.0)]
+    assert _edges(Series("elle-a", [1, 2], [30, 30], [40, 10]), percent=False) == [ends]
+    assert _edges(Series("change", [1], [-1], [2]), percent=False) == [[(1.0, -3.0, 1.0)]]
+
+
+def test_the_ticks_of_bars_with_long_names_do_not_overlap():
+    drawn = draw_bars(Bars("Time", "seconds", [Bar("elle-a, method.weight.next_step=true", 2.35), Bar("elle-a", 1.2)]))
+    soft = re.findall(r'<text class="soft" x="([0-9.]+)" y="[0-9.]+" text-anchor="middle"', drawn)
+    *places, _ = map(float, soft)  # and the axis's name
+    assert min(b - a for a, b in pairwise(places)) > 3 * GLYPH
+
+
+def test_misalignment_is_drawn_over_powers_of_ten_as_in_figure_2(folder):
+    for file in folder.glob("runs/*/metrics.jsonl"):
+        records = [json.loads(line) | {"tracked_misalignment": 0.1} for line in file.read_text().splitlines()]
+        write_lines(file, records)
+    runs = with_figure(folder, 'kind = "curves"\nmetric = ["clean", "tracked_misalignment"]')
+    drawn = [figure for figure in report_figures(runs, lay_out(runs)) if isinstance(figure, Chart)]
+    assert {figure.y_label: figure.log for figure in drawn} == {"accuracy": False, "Gradient misalignment": True}

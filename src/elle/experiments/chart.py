@@ -150,15 +150,19 @@ def _runs(series: Series, log: bool) -> Runs:
 
 
 def _edges(series: Series, percent: bool) -> list[list[Edge]]:
-    """The band around a line, cut where either is not known; there is no accuracy below 0 or above 1."""
+    """The band around a line, cut where either is not known.
+
+    There is no accuracy above 1, and nothing below 0 where the line is not: no weight, error or loss.
+    """
     runs: list[list[Edge]] = [[]]
+    least = 0.0 if all(y is None or not y < 0 for y in series.y) else -math.inf
     for raw_x, raw_y, raw_spread in zip(series.x, series.y, series.spread, strict=True):
         x, y, spread = _number(raw_x), _number(raw_y), _number(raw_spread)
         if x is None or y is None or spread is None:
             runs.append([])
         else:
-            low, high = y - spread, y + spread
-            runs[-1].append((x, max(low, 0.0), min(high, 1.0)) if percent else (x, low, high))
+            low, high = max(y - spread, least), y + spread
+            runs[-1].append((x, low, min(high, 1.0) if percent else high))
     return runs
 
 

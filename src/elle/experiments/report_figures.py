@@ -21,6 +21,9 @@ CURVES = 3
 OF_TRAINING = ("loss", "error", "weight", "seconds")
 """Columns of the records that are of the training steps, and no accuracies."""
 
+_LOGARITHMIC = ("tracked_error", "tracked_misalignment")
+"""Beginnings of columns that are drawn over powers of ten, as in the paper's Figure 2: they grow by magnitudes."""
+
 
 def report_figures(collected: Collected, layout: Layout) -> list[Figure]:
     """Every figure that the runs have the numbers for."""
@@ -95,7 +98,7 @@ def _curves(
         if series:
             title = _titled(f"{quantity} while training, {layout.across} {across}", panel)
             of_steps = column == "accuracy" or column in OF_TRAINING
-            log = column == "tracked_error"
+            log = column is not None and column.startswith(_LOGARITHMIC)
             note = "Of the training steps." if of_steps else "On the images that are tracked."
             note += " Bands: one std over seeds." if any(one.spread for one in series) and not log else ""
             charts.append(Chart(title, "epoch", label, series, percent=accuracy, log=log, note=note))

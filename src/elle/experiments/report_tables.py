@@ -99,6 +99,7 @@ def _marks(
     factor = unit(metric)[1]
     others = rivals.keys() - marks.keys() - reference
     able = {place: round(factor * rivals[place].mean, 2) for place in others}
+    able = {place: value for place, value in able.items() if value > 0}  # who withstands nothing is not second
     levels = sorted(set(able.values()), reverse=metric not in TIMES)[:2]
     names: list[Mark] = ["best", "second"]
     for level, name in zip(levels, names, strict=False):
