@@ -851,3 +851,38 @@ def test_misalignment_is_drawn_over_powers_of_ten_as_in_figure_2(folder):
     runs = with_figure(folder, 'kind = "curves"\nmetric = ["clean", "tracked_misalignment"]')
     drawn = [figure for figure in report_figures(runs, lay_out(runs)) if isinstance(figure, Chart)]
     assert {figure.y_label: figure.log for figure in drawn} == {"accuracy": False, "Gradient misalignment": True}
+
+
+def test_the_kinds_of_an_error_of_one_setting_are_lines_of_one_chart_as_in_figure_18a(tmp_path):
+    run = run_directory(tmp_path / "runs/one", "method=fgsm", "track=clean,pgd-20,error,error_two")
+    write_result(run, 0)
+    records = [json.loads(line) | {"tracked_error": 0.1, "tracked_error_two": 0.2}
+               for line in (run / "metrics.jsonl").read_text().splitlines()]  # fmt: skip
+    write_lines(run / "metrics.jsonl", records)
+    recipe = (
+        'title = "x"\n[base]\ndata = "digits"\nepochs = 6\ntrack = "clean,pgd-20,error,error_two"\n[grid]\n'
+        'method = ["fgsm"]\n[figure]\nkind = "curves"\nmetric = ["clean", "tracked_error"{}]\n'
+    )
+    for more, names in (("", ["fgsm"]), (', "tracked_error_two"', ["E_lin", "E_lin of two triplets"])):
+        (tmp_path / "mine.toml").write_text(recipe.format(more))
+        runs = gather([str(tmp_path / "mine.toml"), str(tmp_path / "runs")])
+        drawn = [figure for figure in report_figures(runs, lay_out(runs)) if isinstance(figure, Chart)]
+        assert [figure.y_label for figure in drawn] == ["accuracy", "E_lin"]
+        assert [one.name for one in drawn[1].series] == names
+
+
+def test_a_wide_range_of_a_setting_is_read_off_a_logarithmic_axis(tmp_path):
+    """It was drawn over the logarithm: -0.5, 0.0 and 0.5 for weights of 0.25 to 16."""
+    for weight in (0.25, 1, 16):
+        run = run_directory(tmp_path / "runs" / f"{weight}", "method=gradalign", f"method.loss.weight={weight}")
+        write_result(run, 40)
+    (tmp_path / "mine.toml").write_text(
+        'title = "x"\n[base]\ndata = "digits"\nepochs = 6\ntrack = "clean,pgd-10"\nmethod = "gradalign"\n'
+        '[grid]\n"method.loss.weight" = [0.25, 1, 16]\n[figure]\nkind = "lines"\nx = "method.loss.weight"\n'
+    )
+    runs = gather([str(tmp_path / "mine.toml"), str(tmp_path / "runs")])
+    chart, *_, bars = report_figures(runs, lay_out(runs))
+    assert (chart.x_label, chart.log_x, list(chart.series[0].x)) == ("method.loss.weight", True, [0.25, 1, 16])
+    labels = re.findall(r'text-anchor="middle"[^>]*>([^<]*)<', draw(chart))
+    assert labels == ["0.5", "1", "2", "5", "10", "method.loss.weight"]
+    assert [bar.name for bar in bars.bars] == ["gradalign, 0.25", "gradalign, 1", "gradalign, 16"]

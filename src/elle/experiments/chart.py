@@ -41,7 +41,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """What to draw; with `percent` the y values are fractions, with `log` the y axis is logarithmic."""
+    """What to draw; with `percent` the y values are fractions, with `log` the y axis is logarithmic.
+
+    With `log_x` the x axis is, too, and every x is positive.
+    """
 
     title: str
     x_label: str
@@ -51,6 +54,7 @@ class Chart:
     percent: bool = False
     note: str = ""
     marks: Sequence[tuple[float, str]] = ()
+    log_x: bool = False
 
 
 Point = tuple[float, float]
@@ -123,7 +127,8 @@ def _axes(chart: Chart, points: Sequence[Point], edges: Sequence[Edge], marks: S
     xs = [*(x for x, _ in points), *marks]
     ys = [*(y for _, y in points), *(y for _, low, high in edges for y in (low, high))]
     y_axis = log_axis(ys, chart.percent) if chart.log else linear_axis(ys, percent=chart.percent)
-    return linear_axis(xs, tight=True, whole=all(x.is_integer() for x in xs)), y_axis
+    x_axis = log_axis(xs) if chart.log_x else linear_axis(xs, tight=True, whole=all(x.is_integer() for x in xs))
+    return x_axis, y_axis
 
 
 def _number(value: float | None) -> float | None:
