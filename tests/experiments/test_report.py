@@ -551,7 +551,7 @@ def test_the_verdicts_stand_beside_both_numbers(collected):
     assert list(table.rows[1]) == [
         *("fgsm, eps 16/255", "0.00 ± 0.00", "0.01 ± 0.01", "-0.01", "both collapsed", "0.01", "3"),
     ]
-    assert table.marks == {(1, 1): "collapsed", (1, 2): "collapsed"}
+    assert table.marks == {(1, 1): "collapsed", (1, 2): "collapsed", (2, 4): "best"}  # outside, in bold
 
 
 def test_a_band_needs_as_many_spreads_as_points():
@@ -886,3 +886,13 @@ def test_a_wide_range_of_a_setting_is_read_off_a_logarithmic_axis(tmp_path):
     labels = re.findall(r'text-anchor="middle"[^>]*>([^<]*)<', draw(chart))
     assert labels == ["0.5", "1", "2", "5", "10", "method.loss.weight"]
     assert [bar.name for bar in bars.bars] == ["gradalign, 0.25", "gradalign, 1", "gradalign, 16"]
+
+
+def test_the_dataset_is_named_where_a_recipe_of_several_has_runs_of_one_alone(folder):
+    runs = with_figure(folder, 'metric = ["autoattack"]\npanel = "data"')
+    layout = lay_out(runs)
+    assert [table.caption for table in result_tables(runs, layout)] == ["AutoAttack, %: digits"]
+    table = comparison_table(compare(runs), layout)
+    assert table.rows[0][0] == "fgsm, eps 8/255, digits"
+    bold = {row[0] for number, row in enumerate(table.rows) if table.marks.get((number, 4)) == "best"}
+    assert bold == {row[0] for row in table.rows if row[4] == "outside"} != set()

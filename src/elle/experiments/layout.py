@@ -78,6 +78,6 @@ def lay_out(collected: Collected) -> Layout:
     beside = [key for key in (*panel, *TOLD) if key not in (rows, columns)]
     others = [key for key in telling_keys(collected.configs, [*beside, rows, columns]) if key not in (rows, columns)]
     own = {*panel, *OWN_TABLE} | (set() if "method" in (rows, columns) else {"method"})
-    return Layout(
-        rows, columns, tuple(key for key in others if key in own), tuple(key for key in others if key not in own)
-    )
+    # What the recipe asks for is named also where runs of one dataset alone have finished: its title names them all.
+    panels = dict.fromkeys([*panel, *(key for key in others if key in own)])
+    return Layout(rows, columns, tuple(panels), tuple(key for key in others if key not in own))

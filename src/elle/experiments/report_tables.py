@@ -128,6 +128,8 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
                 str(one.score.count),
             ]
         )
+        if one.inside is False:
+            marks[number, 4] = "best"  # in bold, to be found among many
         if one.score.collapsed:
             marks[number, 1] = "collapsed"
         if one.expected.collapsed:
