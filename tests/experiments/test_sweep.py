@@ -18,7 +18,7 @@ from elle.experiments.parcel import pack, unpack
 from elle.experiments.recipe import load_recipe
 from elle.experiments.rundir import open_run
 from elle.experiments.sweep import Item, chosen_runs, link_runs, plan, run_name, run_sweep
-from elle.experiments.sweep_view import SweepView, cells, duration
+from elle.experiments.sweep_view import SweepView, cells, columns, duration, shown_keys
 from elle.experiments.training import is_running, outcome, start_training
 from elle.files import FolderLock, is_held
 
@@ -121,13 +121,21 @@ def test_a_dry_run_tells_apart_what_differs_in_another_setting_than_method_and_e
         'model = ["small-cnn", "preact-resnet18"]\n"method.loss.weight" = [1, 2]\n'
     )
     head, *rows, _ = [line.split() for line in elle("sweep", "mine.toml", "--dry-run").out.splitlines()]
-    assert head == ["run", "method", "eps", "model", "method.loss.weight", "seed", "epoch", "state"]
-    assert [row[3:5] for row in rows] == [
-        ["small-cnn", "1"], ["small-cnn", "2"], ["preact-resnet18", "1"], ["preact-resnet18", "2"]
-    ]  # fmt: skip
+    assert head == ["run", "method", "eps", "model", "options", "seed", "epoch", "state"]
+    weights = ["method.loss.weight=1", "method.loss.weight=2"]
+    assert [row[3:5] for row in rows] == [[model, one] for model in ("small-cnn", "preact-resnet18") for one in weights]
     one = elle("sweep", "mine.toml", "--dry-run", "--only", "model=small-cnn", "method.loss.weight=1").out
     assert one.splitlines()[0].split() == ["run", "method", "eps", "seed", "epoch", "state"]
     assert one.splitlines()[-1] == "1 run in runs/mine: 1 waiting; nothing was started"
+
+
+def test_a_run_is_told_by_the_options_it_has_in_one_column(tmp_path):
+    """A column for each option of each shortcut cut off method and eps on a terminal of 100 characters."""
+    options = [[], ["method.weight.every=2"], ["method.regulariser.share=0.5"]]
+    items = plan([load_config(["data=digits", "method=elle-a", *words]) for words in options], tmp_path)
+    keys = shown_keys(items)
+    assert columns(keys) == ["run", "method", "eps", "options", "seed", "epoch", "state", ""]
+    assert [cells(item, keys)[3] for item in items] == ["-", *(words[0] for words in options[1:])]
 
 
 def test_a_dry_run_beside_a_sweep_says_what_is_under_way(tmp_path, elle, monkeypatch):
@@ -209,6 +217,8 @@ def test_a_key_given_twice_allows_either(tmp_path):
     assert len(chosen_runs(recipe, 1, ["eps=0.1", "eps=0.3", "method=fgsm"])) == 2
     with pytest.raises(InputError, match=r"eps=0\.5"):
         chosen_runs(recipe, 1, ["eps=0.1", "eps=0.5"])
+    with pytest.raises(InputError, match="no run of recipe tiny has method=ele-a, did you mean 'elle-a'"):
+        chosen_runs(recipe, 1, ["method=ele-a"])
 
 
 def test_the_name_of_a_run_tells_its_settings_and_its_identity(tmp_path):
