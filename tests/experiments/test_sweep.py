@@ -505,6 +505,21 @@ def test_a_run_that_another_recipe_has_finished_is_linked_and_not_trained_again(
     assert not items[0].path.is_symlink()  # the training makes a folder there
 
 
+def test_on_a_filesystem_without_links_the_run_is_made_again(tmp_path, monkeypatch):
+    config = load_recipe(tiny_recipe(tmp_path)).runs()[0]
+    made = tmp_path / "runs/first" / run_name(config)
+    made.mkdir(parents=True)
+    (made / "result.json").write_text('{"test": {}}')
+
+    def refuse(*_):
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    (item,) = items = plan([config], tmp_path / "runs/second", beside=True)
+    assert link_runs(items, tmp_path / "runs/second") == 0
+    assert (item.state, item.path.parent.name) == ("waiting", "second")
+
+
 def test_own_images_are_not_taken_from_another_sweep(tmp_path):
     """Two folders of the same name hold other images."""
     config = load_config(["data=folder", "root=a/photographs"])

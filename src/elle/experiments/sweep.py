@@ -118,15 +118,19 @@ def plan(configs: Sequence[Config], folder: Path, beside: bool = False) -> list[
 
 def link_runs(items: Sequence[Item], folder: Path) -> int:
     """Link the runs that another sweep has finished into `folder`, so that a report finds them; how many they are."""
-    others = [item for item in items if item.path.parent != folder]
+    linked = 0
     for item in items:
-        path = folder / item.name
+        path, found = folder / item.name, item.path
+        item.path = path
         if path.is_symlink() and not path.exists():  # what it led to is gone
             path.unlink()
-        if item in others:
-            path.symlink_to(os.path.relpath(item.path, folder))
-            item.path = path
-    return len(others)
+        if found != path:
+            try:
+                path.symlink_to(os.path.relpath(found, folder))
+                linked += 1
+            except OSError:  # a filesystem without links: it is made again
+                item.state, item.said, item.epochs_done = "waiting", "", 0.0
+    return linked
 
 
 def write_manifest(folder: Path, recipe: str, items: Sequence[Item]) -> None:
