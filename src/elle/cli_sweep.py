@@ -57,7 +57,7 @@ def sweep(
     Example: elle sweep table-2 --only eps=8/255 method=elle-a --seeds 1 --gpus 0,1
     """
     from elle.experiments.recipe import load_recipe
-    from elle.experiments.sweep import chosen_runs, plan, write_manifest
+    from elle.experiments.sweep import chosen_runs, link_runs, plan, write_manifest
     from elle.files import FolderLock
 
     cluster = {"address": address, "cpus_per_run": cpus_per_run, "gpus_per_run": gpus_per_run, "retries": retries}
@@ -66,17 +66,20 @@ def sweep(
     loaded = load_recipe(recipe)
     configs = chosen_runs(loaded, seeds, [*(only or []), *(words or [])])
     store = _object_path(out)
-    folder = Path("runs") / loaded.name if out is None or store else Path(out)
+    own = out is None or store is not None
+    folder = Path("runs") / loaded.name if own else Path(str(out))
     _check_recipe(loaded, configs)
     if dry_run:
-        items = plan(configs, folder)
+        items = plan(configs, folder, beside=own)
         for item in items:
             if store and item.state == "waiting" and store.holds(item):
                 item.state = "finished"
         _print_plan(items, folder, as_json)
         return
     with FolderLock(folder, ".sweep.lock"):
-        items = plan(configs, folder)
+        items = plan(configs, folder, beside=own)
+        if (linked := link_runs(items, folder)) and not as_json:
+            print(f"{_runs(linked)} that another recipe's sweep has finished: linked into {folder}")
         write_manifest(folder, str(Path(recipe).absolute()) if recipe.endswith(".toml") else recipe, items)
         if on == "ray":
             executor = _ray(address, cpus_per_run, gpus_per_run, retries, jobs)
@@ -97,10 +100,10 @@ def _check_recipe(recipe: Recipe, configs: list[Config]) -> None:
     """What no run could do, or have, is told before the first of them."""
     try:
         _check_trainable(configs)
-        _check_metrics("expected", {one.metric for one in recipe.expected})
+        _check_metrics("expected", {one.metric for one in recipe.expected}, configs)
         kind, metrics, curves = (recipe.figure.get(key, []) for key in ("kind", "metric", "curves"))
         if kind in ([], "table", "lines", "bars"):  # others draw columns of a run's records
-            _check_metrics("[figure]: metric", {metrics} if isinstance(metrics, str) else set(metrics))
+            _check_metrics("[figure]: metric", {metrics} if isinstance(metrics, str) else set(metrics), configs)
         if kind != "steps":
             key, columns = ("metric", metrics) if kind == "curves" else ("curves", curves)
             _check_columns(f"[figure]: {key}", [columns] if isinstance(columns, str) else columns, recipe.runs(1))
@@ -195,7 +198,7 @@ def _check_trainable(configs: list[Config]) -> None:
             parse_track(whole.track, whole.norm)
 
 
-def _check_metrics(where: str, names: set[str]) -> None:
+def _check_metrics(where: str, names: set[str], configs: list[Config]) -> None:
     """A number that no run can ever have would be missing from the report without a word."""
     from elle.evaluation.names import parse_attacks
     from elle.experiments.collected import TIMES, VALIDATION
@@ -205,6 +208,8 @@ def _check_metrics(where: str, names: set[str]) -> None:
             parse_attacks(name.removeprefix(VALIDATION))
         except InputError as problem:
             raise InputError(f"{where} {name}: {problem}; or {', '.join(TIMES)}") from None
+        if name.startswith(VALIDATION) and not any(config.resolved().validation for config in configs):
+            raise InputError(f"{where} {name}: no run holds out images of its training set; set validation in [base]")
 
 
 def _check_columns(where: str, names: list[str], configs: list[Config]) -> None:

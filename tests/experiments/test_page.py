@@ -181,6 +181,7 @@ def test_ticks_are_the_ones_a_person_would_choose() -> None:
     assert linear_axis([0, 30]).labels == ("0", "10", "20", "30")
     assert linear_axis([1, 40], tight=True, whole=True).labels == ("10", "20", "30", "40")
     assert linear_axis([1, 3], tight=True, whole=True).labels == ("1", "2", "3")
+    assert linear_axis([1, 12], tight=True, whole=True).ticks == (2, 4, 6, 8, 10, 12)  # not every 2.5 epochs
     assert linear_axis([0, 300_000], tight=True).factor == "\u00d710\u00b3"
     powers = ("10\u207b\u2074", "10\u207b\u00b3", "10\u207b\u00b2", "10\u207b\u00b9")
     assert log_axis([1e-4, 1e-1]).labels == powers
@@ -322,6 +323,11 @@ def test_names_with_hyphens_do_not_break_in_headings_either():
     assert "<h2><span>PGD-20,</span> <span>wide-resnet-28-10</span></h2>" in text
     assert "<caption>Clean: <span>wide-resnet-28-10</span></caption>" in text
     assert re.search(r"h1 span, h2 span \{ white-space: nowrap \}", text)
+
+
+def test_the_head_of_a_table_stays_with_its_rows_on_paper():
+    printed = render("t", "l", []).partition("@media print {")[2]
+    assert "caption, thead, tbody tr:first-child { break-after: avoid }" in printed
 
 
 def test_the_first_column_stands_still_on_paper():

@@ -32,6 +32,7 @@ COUNTS = {
     "figure-18a": (1, 0),
     "figure-18b": (117, 0),
     "figure-19": (160, 0),
+    "shortcuts": (15, 0),
     "speedrun": (5, 2),
     "table-1": (24, 16),
     "table-2": (576, 192),
@@ -51,7 +52,7 @@ def written(tmp_path):
     return write
 
 
-def test_there_is_a_recipe_for_every_table_and_figure_and_for_the_speedrun():
+def test_there_is_a_recipe_for_every_table_and_figure_the_speedrun_and_the_shortcuts():
     assert set(recipe_files()) == set(COUNTS)
 
 
@@ -124,6 +125,18 @@ def test_the_numbers_are_the_paper_s(name, where, metric, value, std, collapsed)
 def test_a_number_is_the_mean_of_three_runs_but_for_the_single_ones_of_figure_17():
     seeds = {name: {one.seeds for one in load_recipe(name).expected} for name in COUNTS if COUNTS[name][1]}
     assert seeds == {name: {1} if name == "figure-17" else {3} for name in seeds}
+
+
+def test_the_shortcuts_are_compared_with_the_run_of_table_2():
+    """So that it is not trained twice; and one default that stood in a shortcut's options would be another run."""
+    recipe = load_recipe("shortcuts")
+    default = [run_id(run) for run in recipe.runs() if not run.options]
+    assert default == [run_id(run) for run in load_recipe("table-2").runs(only={"data": "cifar10", "eps": "8/255",
+                                                                                "method": "elle-a"})]  # fmt: skip
+    weights = [{"every": 2}, {"every": 4}, {"negligible": 0.01, "next_step": True}]
+    options = [{"weight": weights[0]}, {"weight": weights[1]}, {"regulariser": {"share": 0.5}}, {"weight": weights[2]}]
+    assert [run.options for run in recipe.runs(1)] == [{}, *options]
+    assert recipe.figure["baseline"] == "elle-a"
 
 
 def test_lambda_is_the_paper_s_for_each_setting():
@@ -219,7 +232,11 @@ def test_an_identity_is_the_same_tomorrow():
         (MINIMAL + "[figure]\nmetrics = ['clean']\n", "unknown key 'metrics', did you mean 'metric'?"),
         (MINIMAL + "[figure]\nx = 'epsilon'\n", "unknown key 'epsilon', did you mean 'eps'"),
         (MINIMAL + "[figure]\nrows = 'seed'\n", "seed is no axis"),
-        (MINIMAL + "[figure]\nx = [[1]]\n", "unknown key [1]"),
+        (MINIMAL + "[figure]\nx = [[1]]\n", "x = [[1]]; write one name"),
+        (MINIMAL + "[figure]\nmetric = 3\n", "metric = 3; write names, one or a list of them"),
+        (MINIMAL + "[figure]\nrows = ['method', 'eps']\n", "rows = ['method', 'eps']; write one name"),
+        (MINIMAL + "[figure]\nat = '0.9'\n", "at = '0.9': no run has eps=0.9"),
+        (MINIMAL + "[figure]\nline = 'method.weight.evry'\n", "no run sets method.weight.evry"),
         (MINIMAL + "[[expected]]\nwhere = 'x'\nmetric = 'clean'\nvalue = 1\n", "where must be a table"),
         (MINIMAL + "[[expected]]\nrows = 'eps'\ncolumns = 'metric'\ntable = ''\n", "a line that names its metric"),
         (MINIMAL + "[[expected]]\nrows = 'eps'\ncolumns = 'metric'\ntable = 3\n", "a line that names its metric"),

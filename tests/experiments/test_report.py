@@ -3,25 +3,28 @@
 import csv
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from elle.errors import InputError
 from elle.experiments.bars import Bar, Bars, draw_bars
-from elle.experiments.chart import Chart, Series, draw
+from elle.experiments.chart import Chart, Series, _edges, draw
 from elle.experiments.collected import Score, Setting, gather, measured, telling_keys
 from elle.experiments.comparison import compare
 from elle.experiments.layout import lay_out
 from elle.experiments.page import Table
 from elle.experiments.report import write_report
 from elle.experiments.report_figures import report_figures
-from elle.experiments.report_tables import comparison_table, markdown, result_tables, unit, written
+from elle.experiments.report_tables import baseline_tables, comparison_table, markdown, result_tables, unit, written
 from elle.experiments.rundir import open_run
+from elle.experiments.svg import GLYPH
 
-from .runs import run_directory
+from .runs import run_directory, write_lines
 
 RECIPE = """
 title = "Accuracy at two radii"
@@ -439,6 +442,55 @@ def with_figure(folder, figure):
     return gather([str(folder / "radii.toml"), str(folder / "runs")])
 
 
+def test_settings_are_compared_with_the_baseline_at_their_own_radius(folder):
+    runs = with_figure(folder, 'metric = ["autoattack", "seconds"]\nbaseline = "n-fgsm"')
+    (table,) = baseline_tables(runs, lay_out(runs))
+    assert (table.caption, table.columns[1:]) == ("Difference to n-fgsm", ("AutoAttack", "Training time, s"))
+    rows = {row[0]: (row[1:], table.marks.get((number, 1))) for number, row in enumerate(table.rows)}
+    error = 2 * math.sqrt(0.1**2 / 3 + 0.2**2 / 3)
+    assert rows["fgsm, eps 8/255"] == ([f"-4.70 ± {error:.2f}", "+0.00 ± 0.00"], "best")
+    assert rows["elle-a, eps 8/255"][1] is None  # -0.10 is within 0.16
+    assert rows["fgsm, eps 16/255"] == (["-20.20 ± 0.23", "+0.00 ± 0.00"], "collapsed")
+    assert rows["elle-a, eps 16/255"][0][0] == f"+0.80 ± {2 * math.sqrt(0.2**2 + 0.2**2 / 3):.2f}"  # one seed
+    assert "Difference to n-fgsm" in (write_report(runs, folder / "out")[0]).read_text()
+
+
+def test_the_page_says_what_it_does_not_compare_and_what_nobody_measured(folder):
+    runs = with_figure(folder, 'metric = ["autoattack", "pgd-20"]\nbaseline = "nfgsm"')
+    page = write_report(runs, folder / "out")[0].read_text()
+    assert "No run has measured PGD-20, which the recipe asks for." in page
+    assert "the baseline nfgsm: the settings with results are fgsm; n-fgsm; elle-a; pgd-10." in page
+
+
+def test_a_setting_is_called_by_the_options_it_has(tmp_path):
+    """Where each of several shortcuts has an option of its own, every name held all of them, most as "-"."""
+    options = {"plain": (), "every": ("method.weight.every=2",),
+               "next": ("method.weight.negligible=0.01", "method.weight.next_step=true")}  # fmt: skip
+    for name, words in options.items():
+        write_result(run_directory(tmp_path / name, "method=elle-a", *words), 40)
+    collected = gather([str(tmp_path)])
+    layout = lay_out(collected)
+    names = [layout.label(setting, layout.carrier) for setting in collected.settings]
+    assert names == ["elle-a, method.weight.every=2", "elle-a, method.weight.negligible=0.01", "elle-a"]
+    assert Setting([open_run(tmp_path / "next")]).label("method.weight.next_step") == "true"
+
+
+def test_a_line_that_is_no_method_says_what_it_is(tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'title = "x"\n[base]\ndata = "digits"\nepochs = 6\ntrack = "clean,pgd-10"\nmethod = "elle"\n'
+        '[grid]\nweight = [1, 100]\neps = ["0.1", "0.2"]\n[figure]\nline = "weight"\n'
+    )
+    for weight in (1, 100):
+        for eps in ("0.1", "0.2"):
+            run = run_directory(tmp_path / "runs" / f"{weight}-{eps}", "method=elle", f"weight={weight}", f"eps={eps}")
+            write_result(run, 40)
+    collected = gather([str(tmp_path / "mine.toml"), str(tmp_path / "runs")])
+    layout = lay_out(collected)
+    *charts, bars = report_figures(collected, layout)
+    assert [one.name for one in charts[0].series] == ["weight=1", "weight=100"] == [bar.name for bar in bars.bars]
+    assert [row[0] for row in result_tables(collected, layout)[0].rows] == ["1", "100"]
+
+
 def test_a_recipe_says_what_is_drawn(folder):
     lines = with_figure(folder, 'kind = "lines"\nmetric = ["autoattack"]\nx = "eps"\nline = "method"')
     titles = [figure.title for figure in report_figures(lines, lay_out(lines))]
@@ -499,7 +551,7 @@ def test_the_verdicts_stand_beside_both_numbers(collected):
     assert list(table.rows[1]) == [
         *("fgsm, eps 16/255", "0.00 ± 0.00", "0.01 ± 0.01", "-0.01", "both collapsed", "0.01", "3"),
     ]
-    assert table.marks == {(1, 1): "collapsed", (1, 2): "collapsed"}
+    assert table.marks == {(1, 1): "collapsed", (1, 2): "collapsed", (2, 4): "best"}  # outside, in bold
 
 
 def test_a_band_needs_as_many_spreads_as_points():
@@ -769,3 +821,78 @@ def test_a_failure_without_a_reason_is_a_run_that_has_not_finished(folder, conte
     (run / "result.json").unlink()
     (run / "failure.json").write_text(content)
     assert gather([str(folder / "runs")]).failures == {}
+
+
+def test_nobody_is_second_who_withstands_nothing(tmp_path):
+    for method, accuracy in (("fgsm", 0), ("n-fgsm", 0.004), ("elle", 5)):
+        write_result(run_directory(tmp_path / method, f"method={method}"), accuracy)
+    collected = gather([str(tmp_path)])
+    table = result_tables(collected, lay_out(collected))[0]
+    assert {table.rows[row][0]: mark for (row, _), mark in table.marks.items()} == {"elle": "best"}
+
+
+def test_a_band_of_a_weight_does_not_go_below_zero():
+    ends = [(1.0, 0.0, 70.0), (2.0, 20.0, 40.0)]
+    assert _edges(Series("elle-a", [1, 2], [30, 30], [40, 10]), percent=False) == [ends]
+    assert _edges(Series("change", [1], [-1], [2]), percent=False) == [[(1.0, -3.0, 1.0)]]
+
+
+def test_the_ticks_of_bars_with_long_names_do_not_overlap():
+    drawn = draw_bars(Bars("Time", "seconds", [Bar("elle-a, method.weight.next_step=true", 2.35), Bar("elle-a", 1.2)]))
+    soft = re.findall(r'<text class="soft" x="([0-9.]+)" y="[0-9.]+" text-anchor="middle"', drawn)
+    *places, _ = map(float, soft)  # and the axis's name
+    assert min(b - a for a, b in pairwise(places)) > 3 * GLYPH
+
+
+def test_misalignment_is_drawn_over_powers_of_ten_as_in_figure_2(folder):
+    for file in folder.glob("runs/*/metrics.jsonl"):
+        records = [json.loads(line) | {"tracked_misalignment": 0.1} for line in file.read_text().splitlines()]
+        write_lines(file, records)
+    runs = with_figure(folder, 'kind = "curves"\nmetric = ["clean", "tracked_misalignment"]')
+    drawn = [figure for figure in report_figures(runs, lay_out(runs)) if isinstance(figure, Chart)]
+    assert {figure.y_label: figure.log for figure in drawn} == {"accuracy": False, "Gradient misalignment": True}
+
+
+def test_the_kinds_of_an_error_of_one_setting_are_lines_of_one_chart_as_in_figure_18a(tmp_path):
+    run = run_directory(tmp_path / "runs/one", "method=fgsm", "track=clean,pgd-20,error,error_two")
+    write_result(run, 0)
+    records = [json.loads(line) | {"tracked_error": 0.1, "tracked_error_two": 0.2}
+               for line in (run / "metrics.jsonl").read_text().splitlines()]  # fmt: skip
+    write_lines(run / "metrics.jsonl", records)
+    recipe = (
+        'title = "x"\n[base]\ndata = "digits"\nepochs = 6\ntrack = "clean,pgd-20,error,error_two"\n[grid]\n'
+        'method = ["fgsm"]\n[figure]\nkind = "curves"\nmetric = ["clean", "tracked_error"{}]\n'
+    )
+    for more, names in (("", ["fgsm"]), (', "tracked_error_two"', ["E_lin", "E_lin of two triplets"])):
+        (tmp_path / "mine.toml").write_text(recipe.format(more))
+        runs = gather([str(tmp_path / "mine.toml"), str(tmp_path / "runs")])
+        drawn = [figure for figure in report_figures(runs, lay_out(runs)) if isinstance(figure, Chart)]
+        assert [figure.y_label for figure in drawn] == ["accuracy", "E_lin"]
+        assert [one.name for one in drawn[1].series] == names
+
+
+def test_a_wide_range_of_a_setting_is_read_off_a_logarithmic_axis(tmp_path):
+    """It was drawn over the logarithm: -0.5, 0.0 and 0.5 for weights of 0.25 to 16."""
+    for weight in (0.25, 1, 16):
+        run = run_directory(tmp_path / "runs" / f"{weight}", "method=gradalign", f"method.loss.weight={weight}")
+        write_result(run, 40)
+    (tmp_path / "mine.toml").write_text(
+        'title = "x"\n[base]\ndata = "digits"\nepochs = 6\ntrack = "clean,pgd-10"\nmethod = "gradalign"\n'
+        '[grid]\n"method.loss.weight" = [0.25, 1, 16]\n[figure]\nkind = "lines"\nx = "method.loss.weight"\n'
+    )
+    runs = gather([str(tmp_path / "mine.toml"), str(tmp_path / "runs")])
+    chart, *_, bars = report_figures(runs, lay_out(runs))
+    assert (chart.x_label, chart.log_x, list(chart.series[0].x)) == ("method.loss.weight", True, [0.25, 1, 16])
+    labels = re.findall(r'text-anchor="middle"[^>]*>([^<]*)<', draw(chart))
+    assert labels == ["0.5", "1", "2", "5", "10", "method.loss.weight"]
+    assert [bar.name for bar in bars.bars] == ["gradalign, 0.25", "gradalign, 1", "gradalign, 16"]
+
+
+def test_the_dataset_is_named_where_a_recipe_of_several_has_runs_of_one_alone(folder):
+    runs = with_figure(folder, 'metric = ["autoattack"]\npanel = "data"')
+    layout = lay_out(runs)
+    assert [table.caption for table in result_tables(runs, layout)] == ["AutoAttack, %: digits"]
+    table = comparison_table(compare(runs), layout)
+    assert table.rows[0][0] == "fgsm, eps 8/255, digits"
+    bold = {row[0] for number, row in enumerate(table.rows) if table.marks.get((number, 4)) == "best"}
+    assert bold == {row[0] for row in table.rows if row[4] == "outside"} != set()

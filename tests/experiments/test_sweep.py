@@ -17,8 +17,8 @@ from elle.experiments.local import LocalExecutor
 from elle.experiments.parcel import pack, unpack
 from elle.experiments.recipe import load_recipe
 from elle.experiments.rundir import open_run
-from elle.experiments.sweep import Item, chosen_runs, plan, run_name, run_sweep
-from elle.experiments.sweep_view import SweepView, cells, duration
+from elle.experiments.sweep import Item, chosen_runs, link_runs, plan, run_name, run_sweep
+from elle.experiments.sweep_view import SweepView, cells, columns, duration, shown_keys
 from elle.experiments.training import is_running, outcome, start_training
 from elle.files import FolderLock, is_held
 
@@ -121,13 +121,21 @@ def test_a_dry_run_tells_apart_what_differs_in_another_setting_than_method_and_e
         'model = ["small-cnn", "preact-resnet18"]\n"method.loss.weight" = [1, 2]\n'
     )
     head, *rows, _ = [line.split() for line in elle("sweep", "mine.toml", "--dry-run").out.splitlines()]
-    assert head == ["run", "method", "eps", "model", "method.loss.weight", "seed", "epoch", "state"]
-    assert [row[3:5] for row in rows] == [
-        ["small-cnn", "1"], ["small-cnn", "2"], ["preact-resnet18", "1"], ["preact-resnet18", "2"]
-    ]  # fmt: skip
+    assert head == ["run", "method", "eps", "model", "options", "seed", "epoch", "state"]
+    weights = ["method.loss.weight=1", "method.loss.weight=2"]
+    assert [row[3:5] for row in rows] == [[model, one] for model in ("small-cnn", "preact-resnet18") for one in weights]
     one = elle("sweep", "mine.toml", "--dry-run", "--only", "model=small-cnn", "method.loss.weight=1").out
     assert one.splitlines()[0].split() == ["run", "method", "eps", "seed", "epoch", "state"]
     assert one.splitlines()[-1] == "1 run in runs/mine: 1 waiting; nothing was started"
+
+
+def test_a_run_is_told_by_the_options_it_has_in_one_column(tmp_path):
+    """A column for each option of each shortcut cut off method and eps on a terminal of 100 characters."""
+    options = [[], ["method.weight.every=2"], ["method.regulariser.share=0.5"]]
+    items = plan([load_config(["data=digits", "method=elle-a", *words]) for words in options], tmp_path)
+    keys = shown_keys(items)
+    assert columns(keys) == ["run", "method", "eps", "options", "seed", "epoch", "state", ""]
+    assert [cells(item, keys)[3] for item in items] == ["-", *(words[0] for words in options[1:])]
 
 
 def test_a_dry_run_beside_a_sweep_says_what_is_under_way(tmp_path, elle, monkeypatch):
@@ -186,6 +194,11 @@ def test_a_mistyped_method_is_told_before_any_run(tmp_path, elle, monkeypatch):
             "[figure]\nkind = 'curves'\nmetric = 'tracked_misalignment'\n[grid]",
             "[figure]: metric tracked_misalignment: no run records it",
         ),
+        (
+            'validation = 97\ntrack = "clean,pgd-2"\nfinal = "clean,pgd-10"\nprobe_every = 0\ndevice = "cpu"\n',
+            "[figure]\nmetric = 'validation pgd-2'\n",
+            "[figure]: metric validation pgd-2: no run holds out images",
+        ),
     ],
 )
 def test_what_no_run_could_do_is_told_by_a_dry_run_too(tmp_path, elle, monkeypatch, right, wrong, words):
@@ -204,6 +217,8 @@ def test_a_key_given_twice_allows_either(tmp_path):
     assert len(chosen_runs(recipe, 1, ["eps=0.1", "eps=0.3", "method=fgsm"])) == 2
     with pytest.raises(InputError, match=r"eps=0\.5"):
         chosen_runs(recipe, 1, ["eps=0.1", "eps=0.5"])
+    with pytest.raises(InputError, match="no run of recipe tiny has method=ele-a, did you mean 'elle-a'"):
+        chosen_runs(recipe, 1, ["method=ele-a"])
 
 
 def test_the_name_of_a_run_tells_its_settings_and_its_identity(tmp_path):
@@ -488,3 +503,54 @@ def test_a_damaged_record_is_said_of_its_run_and_stops_no_other(tmp_path):
     (item,) = plan([config], tmp_path)
     assert item.state == "waiting"
     assert "metrics.jsonl is damaged" in item.said
+
+
+def test_a_run_that_another_recipe_has_finished_is_linked_and_not_trained_again(tmp_path):
+    """Figure 3 has the runs of Table 2, but looked for them in its own folder alone: 47 GPU hours, twice."""
+    configs = load_recipe(tiny_recipe(tmp_path)).runs()
+    first, second = tmp_path / "runs/first", tmp_path / "runs/second"
+    made = first / run_name(configs[0])
+    made.mkdir(parents=True)
+    (made / "config.toml").write_text(configs[0].resolved().to_toml())
+    (made / "result.json").write_text('{"test": {}}')
+    second.mkdir()
+    assert {item.state for item in plan(configs, second)} == {"waiting"}  # a folder that a user has named
+    items = plan(configs, second, beside=True)
+    assert [item.state for item in items] == ["finished", "waiting", "waiting", "waiting"]
+    assert not list(second.iterdir())  # as --dry-run leaves it
+    assert link_runs(items, second) == 1
+    assert (second / made.name / "result.json").is_file()
+    assert [item.path.parent for item in items] == [second] * 4
+    assert link_runs(plan(configs, second, beside=True), second) == 0
+    (made / "result.json").unlink()
+    (made / "config.toml").unlink()
+    made.rmdir()
+    items = plan(configs, second, beside=True)
+    assert items[0].state == "waiting"
+    link_runs(items, second)
+    assert not items[0].path.is_symlink()  # the training makes a folder there
+
+
+def test_on_a_filesystem_without_links_the_run_is_made_again(tmp_path, monkeypatch):
+    config = load_recipe(tiny_recipe(tmp_path)).runs()[0]
+    made = tmp_path / "runs/first" / run_name(config)
+    made.mkdir(parents=True)
+    (made / "result.json").write_text('{"test": {}}')
+
+    def refuse(*_):
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    (item,) = items = plan([config], tmp_path / "runs/second", beside=True)
+    assert link_runs(items, tmp_path / "runs/second") == 0
+    assert (item.state, item.path.parent.name) == ("waiting", "second")
+
+
+def test_own_images_are_not_taken_from_another_sweep(tmp_path):
+    """Two folders of the same name hold other images."""
+    config = load_config(["data=folder", "root=a/photographs"])
+    made = tmp_path / "runs/first" / run_name(config)
+    made.mkdir(parents=True)
+    (made / "result.json").write_text('{"test": {}}')
+    (item,) = plan([config], tmp_path / "runs/second", beside=True)
+    assert item.state == "waiting"

@@ -42,7 +42,7 @@ def linear_axis(values: Sequence[float], *, tight: bool = False, percent: bool =
         low, high = low - pad, high + pad
     step = _nice((high - low) / 5)
     if whole:
-        step = max(step, 1.0)
+        step = max(math.floor(step), 1.0)  # 2.5 epochs are none
     if not tight:
         low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

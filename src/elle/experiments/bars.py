@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,9 +44,12 @@ def draw_bars(bars: Bars, names: Sequence[str] = ()) -> str:
         return left + (right - left) * axis.place(value)
 
     body = []
-    for tick, label in zip(axis.ticks, axis.labels, strict=True):
+    room = (right - left) / max(1, len(axis.ticks) - 1)
+    stride = math.ceil((max(map(len, axis.labels)) + 1) * GLYPH / room)  # long names leave little
+    for number, (tick, label) in enumerate(zip(axis.ticks, axis.labels, strict=True)):
         body.append(rule("grid", f"M{x(tick):.1f} 4V{bottom:.1f}"))
-        body.append(text_at(x(tick), bottom + 18, label, "middle", "soft"))
+        if number % stride == 0:
+            body.append(text_at(x(tick), bottom + 18, label, "middle", "soft"))
     for row, bar in enumerate(bars.bars):
         top = 8 + _ROW * row + (_ROW - _BAR) / 2
         colour = order.index(bar.name) % len(COLOURS)

@@ -41,7 +41,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """What to draw; with `percent` the y values are fractions, with `log` the y axis is logarithmic."""
+    """What to draw; with `percent` the y values are fractions, with `log` the y axis is logarithmic.
+
+    With `log_x` the x axis is, too, and every x is positive.
+    """
 
     title: str
     x_label: str
@@ -51,6 +54,7 @@ class Chart:
     percent: bool = False
     note: str = ""
     marks: Sequence[tuple[float, str]] = ()
+    log_x: bool = False
 
 
 Point = tuple[float, float]
@@ -123,7 +127,8 @@ def _axes(chart: Chart, points: Sequence[Point], edges: Sequence[Edge], marks: S
     xs = [*(x for x, _ in points), *marks]
     ys = [*(y for _, y in points), *(y for _, low, high in edges for y in (low, high))]
     y_axis = log_axis(ys, chart.percent) if chart.log else linear_axis(ys, percent=chart.percent)
-    return linear_axis(xs, tight=True, whole=all(x.is_integer() for x in xs)), y_axis
+    x_axis = log_axis(xs) if chart.log_x else linear_axis(xs, tight=True, whole=all(x.is_integer() for x in xs))
+    return x_axis, y_axis
 
 
 def _number(value: float | None) -> float | None:
@@ -150,15 +155,19 @@ def _runs(series: Series, log: bool) -> Runs:
 
 
 def _edges(series: Series, percent: bool) -> list[list[Edge]]:
-    """The band around a line, cut where either is not known; there is no accuracy below 0 or above 1."""
+    """The band around a line, cut where either is not known.
+
+    There is no accuracy above 1, and nothing below 0 where the line is not: no weight, error or loss.
+    """
     runs: list[list[Edge]] = [[]]
+    least = 0.0 if all(y is None or not y < 0 for y in series.y) else -math.inf
     for raw_x, raw_y, raw_spread in zip(series.x, series.y, series.spread, strict=True):
         x, y, spread = _number(raw_x), _number(raw_y), _number(raw_spread)
         if x is None or y is None or spread is None:
             runs.append([])
         else:
-            low, high = y - spread, y + spread
-            runs[-1].append((x, max(low, 0.0), min(high, 1.0)) if percent else (x, low, high))
+            low, high = max(y - spread, least), y + spread
+            runs[-1].append((x, low, min(high, 1.0) if percent else high))
     return runs
 
 

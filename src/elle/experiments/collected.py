@@ -108,6 +108,13 @@ class Collected:
         return chosen or sorted(tested, key=_strength)
 
     @property
+    def not_measured(self) -> list[str]:
+        """The numbers that the recipe's tables are to show and no run has: others stand in their place."""
+        of_records = self.asked("kind") in (["curves"], ["steps"], ["pictures"])
+        found = {name for setting in self.settings for one in setting.measured for name in one}
+        return [] if of_records else [name for name in self.asked("metric") if name not in found]
+
+    @property
     def fewer_images(self) -> dict[str, int]:
         """The shown accuracies that are not of a whole test set in every run (`elle evaluate --limit`): the fewest."""
         fewest: dict[str, int] = {}
@@ -303,6 +310,8 @@ def spelled(key: str, value: Any) -> str:
         return "-"
     if key == "eps":
         return format_radius(value)
+    if isinstance(value, bool):
+        return str(value).lower()
     return short if isinstance(value, float) and float(short := f"{value:g}") == value else str(value)
 
 

@@ -26,14 +26,8 @@ class Comparison:
 
     @property
     def joint_error(self) -> float | None:
-        """The standard error of the difference; one side's std stands for the other's where that is not known."""
-        ours, theirs = self.score.std, _of_sample(self.expected)
-        # A printed 0.00 is a constant classifier's, or of one run (PGD-10's at 24 and 26/255): not how much ours vary.
-        ours = ours if ours is not None else theirs or None
-        theirs = theirs if theirs is not None else ours
-        if ours is None or theirs is None:
-            return None
-        return math.sqrt(ours**2 / self.score.count + theirs**2 / self.expected.seeds)
+        """The standard error of the difference."""
+        return joint_error(self.score.std, self.score.count, _of_sample(self.expected), self.expected.seeds)
 
     @property
     def inside(self) -> bool | None:
@@ -51,6 +45,16 @@ class Comparison:
             who = {(True, True): "both", (True, False): "ours", (False, True): "paper's"}
             return f"{who[self.score.collapsed, self.expected.collapsed]} collapsed"
         return {True: "inside", False: "outside", None: "no std"}[self.inside]
+
+
+def joint_error(ours: float | None, count: int, theirs: float | None, their_count: int) -> float | None:
+    """The standard error of a difference; one side's std stands for the other's where that is not known."""
+    # A printed 0.00 is a constant classifier's, or of one run (PGD-10's at 24 and 26/255): not how much ours vary.
+    ours = ours if ours is not None else theirs or None
+    theirs = theirs if theirs is not None else ours
+    if ours is None or theirs is None:
+        return None
+    return math.sqrt(ours**2 / count + theirs**2 / their_count)
 
 
 def _of_sample(expected: Expected) -> float | None:

@@ -34,8 +34,13 @@ class Layout:
         return self.columns if self.carrier == self.rows else self.rows
 
     def label(self, setting: Setting, axis: str) -> str:
-        extras = [f"{key}={setting.label(key)}" for key in self.extras] if axis == self.carrier else []
-        return ", ".join([setting.label(axis), *extras])
+        """What the setting is called along an axis; of the extras those that it has."""
+        extras = [key for key in self.extras if axis == self.carrier and setting.value(key) is not None]
+        return ", ".join([setting.label(axis), *(f"{key}={setting.label(key)}" for key in extras)])
+
+    def name(self, setting: Setting) -> str:
+        """The same along the carrier where no table's corner says what it is: weight=1000."""
+        return ("" if self.carrier == "method" else f"{self.carrier}=") + self.label(setting, self.carrier)
 
     def panel(self, setting: Setting) -> str:
         return ", ".join(setting.label(key) for key in self.panels)
@@ -43,7 +48,7 @@ class Layout:
     def full(self, setting: Setting) -> str:
         """All that tells a setting from the others, in words."""
         across = "" if setting.value(self.across) is None else f"{self.across} {self.label(setting, self.across)}"
-        return ", ".join(filter(None, [self.label(setting, self.carrier), across, self.panel(setting)]))
+        return ", ".join(filter(None, [self.name(setting), across, self.panel(setting)]))
 
     def grouped(self, settings: Iterable[Setting]) -> dict[str, list[Setting]]:
         """The settings of each panel."""
@@ -73,6 +78,6 @@ def lay_out(collected: Collected) -> Layout:
     beside = [key for key in (*panel, *TOLD) if key not in (rows, columns)]
     others = [key for key in telling_keys(collected.configs, [*beside, rows, columns]) if key not in (rows, columns)]
     own = {*panel, *OWN_TABLE} | (set() if "method" in (rows, columns) else {"method"})
-    return Layout(
-        rows, columns, tuple(key for key in others if key in own), tuple(key for key in others if key not in own)
-    )
+    # What the recipe asks for is named also where runs of one dataset alone have finished: its title names them all.
+    panels = dict.fromkeys([*panel, *(key for key in others if key in own)])
+    return Layout(rows, columns, tuple(panels), tuple(key for key in others if key not in own))

@@ -53,7 +53,7 @@ caption { padding-bottom: .5rem; text-align: left; font-size: 1.05rem; line-heig
 th, td { padding: .5rem 1rem; text-align: left; vertical-align: baseline; white-space: nowrap }
 th:first-child { padding-left: .8rem }
 td:last-child, th:last-child { padding-right: .4rem }
-thead th { border-bottom: 1.5px solid var(--axis); font-size: .9rem; font-weight: 600; color: var(--soft);
+thead th { border-bottom: 1.5px solid var(--axis); font-size: .9em; font-weight: 600; color: var(--soft);
   white-space: normal; vertical-align: bottom }
 thead span, caption span, h1 span, h2 span { white-space: nowrap }
 tbody th { font-weight: 600 }
@@ -93,7 +93,8 @@ footer p { margin: .4rem 0 }
   .scroll { overflow: visible }
   th:first-child { position: static; background: none }
   figure, tr { break-inside: avoid }
-  h1, h2, caption { break-after: avoid }
+  h1, h2, caption, thead, tbody tr:first-child { break-after: avoid }
+  tbody tr:first-child, tbody tr:last-child, .tables-note { break-before: avoid }
   tr.bad, td.collapsed, .chart rect { -webkit-print-color-adjust: exact; print-color-adjust: exact }
 }
 """

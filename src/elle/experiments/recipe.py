@@ -20,7 +20,8 @@ FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parent.parent / "recipes")
 _TABLES = {"title", "seeds", "base", "grid", "runs", "expected", "figure"}
 _KINDS = ("table", "lines", "curves", "bars", "steps", "pictures")
 _AXES = ("x", "line", "panel", "rows", "columns")
-_FIGURE = {"kind", "metric", "curves", "at", *_AXES}
+_SEVERAL = ("metric", "curves", "at", "panel")
+_FIGURE = {"kind", "baseline", *_SEVERAL, *_AXES}
 _FREE = {"root", "out", "device", "compile", "workers", "cache"}
 """Keys that say where and how fast a run is made, not what comes out of it."""
 _ELSEWHERE = {
@@ -73,6 +74,8 @@ class Recipe:
         ]
         if not chosen:
             words = " ".join(f"{key}={value}" for key, value in (only or {}).items())
+            if only and only.keys() == {"method"}:
+                words += nearest(str(only["method"]), {config.method for config in self.runs(1)})
             axes = {key for axes in self.grid for key in axes} | ({"seed"} if len(numbers) > 1 else set())
             raise InputError(f"no run of recipe {self.name} has {words}; its runs differ in {', '.join(sorted(axes))}")
         return chosen
@@ -169,6 +172,7 @@ def load_recipe(path_or_name: str | Path) -> Recipe:
         recipe = _recipe(file.stem, values)
         runs = [config.resolved() for config in recipe.runs(1)]
         _check_identities(runs)
+        _check_drawn(recipe.figure, runs)
         for one in recipe.expected:
             if not any(_has(whole, one.where) for whole in runs):
                 raise InputError(f"expected {one.metric} {one.value}: no run has {one.where}")
@@ -218,17 +222,35 @@ def _check_figure(figure: dict[str, Any]) -> None:
             raise InputError(
                 f"[figure]: unknown key {key!r}{nearest(key, _FIGURE)}; it has {', '.join(sorted(_FIGURE))}"
             )
+        words = _words(figure, key) if key in _SEVERAL else [figure[key]]
+        if not all(isinstance(word, (str, int, float) if key == "at" else str) for word in words):
+            kind = "names, one or a list of them" if key in _SEVERAL else "one name"
+            raise InputError(f"[figure]: {key} = {figure[key]!r}; write {kind}")
     kind = figure.get("kind", "table")
     if kind not in _KINDS:
         raise InputError(f"[figure]: kind = {kind!r}{nearest(str(kind), _KINDS)}; it is one of {', '.join(_KINDS)}")
-    words = [figure[axis] for axis in _AXES if axis in figure]
-    for name in [name for word in words for name in (word if isinstance(word, list) else [word])]:
-        if str(name) in _ELSEWHERE:
+    for name in [name for axis in _AXES for name in _words(figure, axis)]:
+        if name in _ELSEWHERE:
             raise InputError(f"[figure]: {name} is no axis: a setting is shown as the mean over its seeds")
-        if str(name) not in KEYS and not str(name).startswith("method.") and name != "metric":
-            raise InputError(
-                f"[figure]: unknown key {name!r}{nearest(str(name), KEYS)}; `elle train --help` lists the keys"
-            )
+        if name not in KEYS and not name.startswith("method.") and name != "metric":
+            raise InputError(f"[figure]: unknown key {name!r}{nearest(name, KEYS)}; `elle train --help` lists the keys")
+
+
+def _words(figure: dict[str, Any], key: str) -> list[Any]:
+    value = figure.get(key, [])
+    return value if isinstance(value, list) else [value]
+
+
+def _check_drawn(figure: dict[str, Any], runs: Sequence[Config]) -> None:
+    """Refuse axes and values that no run has: the report would leave them out without a word."""
+    known = {f"method.{part}.{name}" for whole in runs for part, own in whole.options.items() for name in own}
+    for name in [name for axis in _AXES for name in _words(figure, axis)]:
+        if name.startswith("method.") and name not in known:
+            raise InputError(f"[figure]: no run sets {name}{nearest(name, known) if known else ''}")
+    across = figure.get("columns", figure.get("x", "eps"))
+    for value in _words(figure, "at") if across != "metric" else []:
+        if not any(_has(whole, {across: worded(across, str(value))}) for whole in runs):
+            raise InputError(f"[figure]: at = {value!r}: no run has {across}={value}")
 
 
 def _of_kind(value: Any, kind: type, key: str) -> Any:

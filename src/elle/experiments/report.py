@@ -17,6 +17,7 @@ from elle.experiments.layout import TOLD, Layout, lay_out
 from elle.experiments.page import Part, Picture, Table, write_page
 from elle.experiments.report_figures import report_figures
 from elle.experiments.report_tables import (
+    baseline_tables,
     comparison_table,
     failure_table,
     markdown,
@@ -34,7 +35,7 @@ PICTURE = "adversarial.png"
 def write_report(collected: Collected, out: Path) -> list[Path]:
     """Everything, into the folder `out`; returns the files, the page first."""
     layout, comparisons = lay_out(collected), compare(collected)
-    tables = result_tables(collected, layout)
+    tables = [*result_tables(collected, layout), *baseline_tables(collected, layout)]
     figures = report_figures(collected, layout)
     closing = [comparison_table(comparisons, layout)] if comparisons else []
     closing += [table for table in (rollback_table(collected), failure_table(collected)) if table is not None]
@@ -71,6 +72,11 @@ def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
         text += " The pictures are still to be drawn: `elle show DIR` for each run, then this report again."
     if changed := sum(run.went_on_with() is not None for setting in collected.settings for run in setting.runs):
         text += f" {changed} of them collapsed and went on with a stronger method than their row says: see the end."
+    if missing := collected.not_measured:
+        text += f" No run has measured {', '.join(map(metric_name, missing))}, which the recipe asks for."
+    if (baseline := collected.asked("baseline")) and not baseline_tables(collected, layout := lay_out(collected)):
+        names = "; ".join(dict.fromkeys(layout.label(setting, layout.carrier) for setting in collected.settings))
+        text += f" Nothing is compared with the baseline {baseline[0]}: the settings with results are {names}."
     if few := collected.fewer_images:
         names = ", ".join(f"{metric_name(name)} ({count})" for name, count in few.items())
         text += f" Some numbers are of fewer images than their runs' test sets have: {names}."

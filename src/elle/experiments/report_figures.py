@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from elle.config import format_radius
 from elle.experiments.bars import Bar, Bars
@@ -21,6 +21,9 @@ CURVES = 3
 OF_TRAINING = ("loss", "error", "weight", "seconds")
 """Columns of the records that are of the training steps, and no accuracies."""
 
+_LOGARITHMIC = ("tracked_error", "tracked_misalignment")
+"""Beginnings of columns that are drawn over powers of ten, as in the paper's Figure 2: they grow by magnitudes."""
+
 
 def report_figures(collected: Collected, layout: Layout) -> list[Figure]:
     """Every figure that the runs have the numbers for."""
@@ -31,6 +34,7 @@ def report_figures(collected: Collected, layout: Layout) -> list[Figure]:
     columns: list[str | None] = [*asked] or [None]
     curves = [chart for panel, settings in groups.items() for column in columns
               for chart in _curves(settings, layout, panel, column, collected.asked("at"))]  # fmt: skip
+    curves = _side_by_side(curves)
     if collected.asked("kind") == ["steps"]:
         firsts = [(setting.runs[0], layout.full(setting)) for setting in collected.settings]
         curves += [chart for run, name in firsts for chart in weight_evolution(run, name)]
@@ -51,9 +55,10 @@ def _over(settings: Sequence[Setting], layout: Layout, metric: str, panel: str) 
     if len(values) < 2 or len(numbers) != len(values) or metric in TIMES:
         return []
     name, place = _scale(layout.across, numbers)
+    log_x = name == layout.across and min(numbers) > 0 and max(numbers) / min(numbers) > 50
     ends = [place(min(numbers)), place(max(numbers))]
     series = []
-    for label, mine in layout.along(settings, layout.carrier).items():
+    for mine in layout.along(settings, layout.carrier).values():
         found = [(one.value(layout.across), score) for one in mine if (score := one.score(metric))]
         points = [(place(float(value)), score) for value, score in found if value is not None]
         points.sort(key=lambda point: point[0])
@@ -62,19 +67,17 @@ def _over(settings: Sequence[Setting], layout: Layout, metric: str, panel: str) 
         x, scores = [point[0] for point in points], [point[1] for point in points]
         spread = [None if score.std is None else score.std / 100 for score in scores]
         known = spread if any(one is not None for one in spread) else []
-        series.append(Series(label, x, [score.mean / 100 for score in scores], known))
+        series.append(Series(layout.name(mine[0]), x, [score.mean / 100 for score in scores], known))
     note = "Bands: one std over seeds." if any(one.spread for one in series) else ""
     return [Chart(_titled(f"{metric_name(metric)} over {layout.across}", panel), name, "accuracy", series,
-                  percent=True, note=note)]  # fmt: skip
+                  percent=True, note=note, log_x=log_x)]  # fmt: skip
 
 
 def _scale(key: str, values: Sequence[float]) -> tuple[str, Callable[[float], float]]:
-    """The axis of a setting: eps in grey levels where tables write it so, a wide range by its logarithm."""
+    """The axis of a setting: eps in grey levels where tables write it so."""
     whole = all(abs(255 * value - round(255 * value)) < 1e-9 for value in values)
     if key == "eps" and whole and any(format_radius(value).endswith("/255") for value in values):
         return "eps \u00b7 255", lambda value: float(round(255 * value))
-    if min(values) > 0 and max(values) / min(values) > 50:
-        return f"log10 of {key}", math.log10
     return key, lambda value: value
 
 
@@ -91,17 +94,25 @@ def _curves(
     chosen = [label for label in labels if label in at] or chosen
     charts = []
     for across in chosen:
-        series = [
-            one for setting in groups[across] if (one := _curve(layout.label(setting, layout.carrier), setting, column))
-        ]
+        series = [one for setting in groups[across] if (one := _curve(layout.name(setting), setting, column))]
         if series:
             title = _titled(f"{quantity} while training, {layout.across} {across}", panel)
             of_steps = column == "accuracy" or column in OF_TRAINING
-            log = column == "tracked_error"
+            log = column is not None and column.startswith(_LOGARITHMIC)
             note = "Of the training steps." if of_steps else "On the images that are tracked."
             note += " Bands: one std over seeds." if any(one.spread for one in series) and not log else ""
             charts.append(Chart(title, "epoch", label, series, percent=accuracy, log=log, note=note))
     return charts
+
+
+def _side_by_side(charts: Sequence[Chart]) -> list[Chart]:
+    """The charts, those of several kinds of E_lin of one setting as one: how they differ is what is looked at."""
+    errors = [chart for chart in charts if chart.y_label.startswith(metric_name("error"))]
+    kinds = {chart.y_label for chart in errors}
+    if not 1 < len(kinds) == len(errors) == sum(len(chart.series) for chart in errors):
+        return list(charts)
+    lines = [replace(chart.series[0], name=chart.y_label) for chart in errors]
+    return [*(chart for chart in charts if chart not in errors), replace(errors[0], series=lines)]
 
 
 def _curve(label: str, setting: Setting, column: str | None) -> Series | None:
@@ -123,9 +134,9 @@ def _runtime(settings: Sequence[Setting], layout: Layout, panel: str, time: str)
     """One of the times by method, mean and std over its runs at every eps, which takes no time; else at each value."""
     bars = []
     name, factor = unit(time)
-    groups = layout.along(settings, layout.carrier)
+    groups = {layout.name(mine[0]): mine for mine in layout.along(settings, layout.carrier).values()}
     if layout.across != "eps":
-        groups = {f"{label}, {across}": at for label, mine in groups.items()
+        groups = {label if across == "-" else f"{label}, {across}": at for label, mine in groups.items()
                   for across, at in layout.along(mine, layout.across).items()}  # fmt: skip
     for label, mine in groups.items():
         taken = [factor * numbers[time] for one in mine for numbers in one.measured if time in numbers]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from elle.experiments.collected import TIMES, VALIDATION, Collected, Score, Setting
-from elle.experiments.comparison import Comparison
+from elle.experiments.comparison import Comparison, joint_error
 from elle.experiments.layout import Layout
 from elle.experiments.page import Mark, Table
 
@@ -99,6 +99,7 @@ def _marks(
     factor = unit(metric)[1]
     others = rivals.keys() - marks.keys() - reference
     able = {place: round(factor * rivals[place].mean, 2) for place in others}
+    able = {place: value for place, value in able.items() if value > 0}  # who withstands nothing is not second
     levels = sorted(set(able.values()), reverse=metric not in TIMES)[:2]
     names: list[Mark] = ["best", "second"]
     for level, name in zip(levels, names, strict=False):
@@ -127,6 +128,8 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
                 str(one.score.count),
             ]
         )
+        if one.inside is False:
+            marks[number, 4] = "best"  # in bold, to be found among many
         if one.score.collapsed:
             marks[number, 1] = "collapsed"
         if one.expected.collapsed:
@@ -142,6 +145,47 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
         "Where one side has no std, the other's stands for it, unless that is 0. \u2020 red: collapsed."
         + (" Times are not judged: the paper's are of another machine." if timed else ""),
     )
+
+
+def baseline_tables(collected: Collected, layout: Layout) -> list[Table]:
+    """How far every setting is from the one that the recipe names, and whether by more than chance explains."""
+    tables = []
+    for panel, settings in layout.grouped(collected.settings).items():
+        names = [(layout.label(one, layout.carrier), layout.label(one, layout.across), one) for one in settings]
+        bases = {across: one for name, across, one in names if [name] == collected.asked("baseline")}
+        others = [(name, across, one, bases[across]) for name, across, one in names
+                  if across in bases and one is not bases[across]]  # fmt: skip
+        rows: list[list[str]] = []
+        marks: dict[tuple[int, int], Mark] = {}
+        for name, across, one, base in others:
+            head = f"{name}, {layout.across} {across}" if len(bases) > 1 else name
+            cells = [_difference(one.score(metric), base.score(metric), metric) for metric in collected.metrics]
+            marks |= {(len(rows), column): mark for column, (_, mark) in enumerate(cells, 1) if mark}
+            rows.append([head, *(text for text, _ in cells)])
+        if rows:
+            columns = [metric_name(name) + (f", {unit(name)[0]}" * (name in TIMES)) for name in collected.metrics]
+            caption = f"Difference to {collected.asked('baseline')[0]}" + (f": {panel}" if panel else "")
+            tables.append(Table(caption, ("Setting", *columns), rows, marks=marks, note=_BASELINE_NOTE))
+    return tables
+
+
+_BASELINE_NOTE = (
+    "Accuracies in percentage points. \u00b1: two joint standard errors of the difference, from the std over seeds on "
+    "both sides; bold: beyond them. "
+    "\u2020 red: one of the two collapsed."
+)
+
+
+def _difference(score: Score | None, base: Score | None, metric: str) -> tuple[str, Mark | None]:
+    """`-0.35 +- 0.20`, and its mark."""
+    if score is None or base is None:
+        return "-", None
+    factor, error = unit(metric)[1], joint_error(score.std, score.count, base.std, base.count)
+    difference = score.mean - base.mean
+    text = f"{factor * difference:+.2f}" + ("" if error is None else f" \u00b1 {2 * factor * error:.2f}")
+    if score.collapsed or base.collapsed:
+        return text, "collapsed"
+    return text, "best" if error is not None and abs(difference) > 2 * error else None
 
 
 def failure_table(collected: Collected) -> Table | None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Protocol
 
-from elle.config import Config, format_radius, load_config, parse_words
+from elle.config import OWN_IMAGES, Config, format_radius, load_config, parse_words
 from elle.errors import InputError, WorkError
 from elle.experiments.recipe import Recipe, matches, run_id, worded
 from elle.experiments.rundir import RunDirectory
-from elle.experiments.training import is_finished
+from elle.experiments.training import RESULT, is_finished
 from elle.files import write_json
 from elle.signals import handling
 
@@ -98,16 +100,37 @@ def _any_matches(config: Config, key: str, values: Sequence[Any]) -> bool:
     return any(matches(config, {key: value}) for value in values)
 
 
-def plan(configs: Sequence[Config], folder: Path) -> list[Item]:
-    """One item a run, in the recipe's order; those already finished in `folder` say so."""
+def plan(configs: Sequence[Config], folder: Path, beside: bool = False) -> list[Item]:
+    """One item a run, in the recipe's order; those already finished in `folder`, or in another `beside` it, say so."""
     items: dict[str, Item] = {}
     for config in configs:
         path = folder / run_name(config)
         if path.name not in items:
+            # Images of one's own are told apart by the name of their folder alone.
+            if beside and not path.exists() and config.data not in OWN_IMAGES:
+                there = (other.parent for other in sorted(folder.parent.glob(f"*/{escape(path.name)}/{RESULT}")))
+                path = next(there, path)
             item = Item(config.resolved(), path, "finished" if is_finished(path) else "waiting")
             item.look()
             items[path.name] = item
     return list(items.values())
+
+
+def link_runs(items: Sequence[Item], folder: Path) -> int:
+    """Link the runs that another sweep has finished into `folder`, so that a report finds them; how many they are."""
+    linked = 0
+    for item in items:
+        path, found = folder / item.name, item.path
+        item.path = path
+        if path.is_symlink() and not path.exists():  # what it led to is gone
+            path.unlink()
+        if found != path:
+            try:
+                path.symlink_to(os.path.relpath(found, folder))
+                linked += 1
+            except OSError:  # a filesystem without links: it is made again
+                item.state, item.said, item.epochs_done = "waiting", "", 0.0
+    return linked
 
 
 def write_manifest(folder: Path, recipe: str, items: Sequence[Item]) -> None:

@@ -112,14 +112,19 @@ def shown_keys(items: Sequence[Item], named: bool = True) -> list[str]:
 
 
 def columns(keys: Sequence[str]) -> list[str]:
-    """The head of the table."""
-    return ["run", *keys, "seed", "epoch", "state", ""]
+    """The head of the table; a method's own fields share a column, as most runs have few of them."""
+    own = ["options"] if any(key.startswith("method.") for key in keys) else []
+    return ["run", *(key for key in keys if not key.startswith("method.")), *own, "seed", "epoch", "state", ""]
 
 
 def cells(item: Item, keys: Sequence[str]) -> list[Any]:
     """A run's row of the table."""
     values = flat(item.config)
-    told = [spelled(key, values.get(key)) for key in keys]
+    told = [spelled(key, values.get(key)) for key in keys if not key.startswith("method.")]
+    own = [key for key in keys if key.startswith("method.")]
+    if own:
+        has = [key for key in own if values.get(key) is not None]
+        told.append(", ".join(f"{key}={spelled(key, values[key])}" for key in has) or "-")
     epochs = f"{item.epochs_done:g}/{item.epochs or '?'}"
     return [item.name, *told, str(item.config.seed), epochs, item.state, Text(item.said)]
 
