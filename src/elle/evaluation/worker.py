@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elle.core.attacks import check_logits, differentiable
+from elle.core.linearity import cross_entropy
 from elle.errors import InputError, WorkError, first_line
 from elle.evaluation import pgd
 from elle.evaluation.autoattack import ORDER, Norm, search
 from elle.evaluation.autoattack.norms import length
-from elle.evaluation.autoattack.objectives import cross_entropy
 from elle.evaluation.autoattack.oracle import BLIND, Oracle
 from elle.evaluation.mode import current, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack

@@ -17,7 +17,7 @@ from elle.errors import InputError
 from elle.experiments.recipe import Recipe, load_recipe, run_id
 from elle.experiments.rundir import RunDirectory, open_run
 from elle.experiments.sweep import FAILURE, MANIFEST
-from elle.files import file_digest
+from elle.files import file_digest, read_object
 
 _TELLING = ("method", "eps", "data", "model", "schedule", "epochs", "weight")
 """Settings by which runs are told apart, those first that explain the others."""
@@ -222,15 +222,9 @@ def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
         places = _places(runs, recipe)
         runs = sorted((run for run in runs if run.path in places), key=lambda run: (places[run.path], run.config.seed))
     distinct = _distinct(runs)
-    failures = {run.name: reason for run in distinct if (reason := _failure(run.path / FAILURE))}
+    # Without a reason that can be read, the run is listed as not finished.
+    failures = {run.name: str(reason) for run in distinct if (reason := read_object(run.path / FAILURE).get("reason"))}
     return Collected(folders[0], recipe, distinct, failures, len(runs) - len(distinct), found - len(runs))
-
-
-def _failure(file: Path) -> str | None:
-    try:
-        return str(json.loads(file.read_text(encoding="utf-8"))["reason"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # the run is then listed as not finished
 
 
 def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
@@ -259,13 +253,12 @@ def _run_paths(folder: Path) -> list[Path]:
 
 def _recipe_of(folders: Sequence[Path], runs: Sequence[RunDirectory]) -> Recipe | None:
     """The recipe a folder was swept from, if it is still to be found and has not become another."""
-    file = folders[0] / MANIFEST
-    if len(folders) > 1 or not file.exists():
+    if len(folders) > 1:
         return None
     try:
-        recipe = load_recipe(json.loads(file.read_text(encoding="utf-8"))["recipe"])
+        recipe = load_recipe(read_object(folders[0] / MANIFEST)["recipe"])
         return recipe if _places(runs, recipe) else None
-    except (InputError, ValueError, KeyError):
+    except (InputError, KeyError):
         return None
 
 

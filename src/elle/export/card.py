@@ -12,7 +12,7 @@ from elle.data.decoding import MARGIN
 from elle.data.registry import find_dataset
 from elle.engine.trained import Trained
 from elle.export.formats import Format
-from elle.files import file_digest, read_lines
+from elle.files import file_digest, read_lines, read_object
 from elle.version import __version__
 
 _LISTED = 20
@@ -30,7 +30,7 @@ def model_card(
 ) -> str:
     """What the network is, how it was trained, how robust it was measured to be, and how to load it."""
     config, header = trained.config.resolved(), trained.header
-    result = _read(directory / "result.json") or {}
+    result = read_object(directory / "result.json")  # a card without accuracies says so
     parameters = sum(parameter.numel() for parameter in trained.model.parameters())
     facts = {
         "Task": f"classify images into {len(trained.classes)} classes: {_listed(trained.classes)}",
@@ -104,7 +104,7 @@ def _accuracies(directory: Path, config: Config, result: Mapping[str, Any]) -> l
     rows = [(name, _radius(config.eps or 0, config.norm), one) for name, one in result.get("test", {}).items()]
     weights = file_digest(directory / "model.safetensors")
     for file in sorted(directory.glob("evaluation*.json")):  # the last one, and those before it under numbers
-        evaluation = _read(file) or {}
+        evaluation = read_object(file)
         if evaluation.get("model", {}).get("sha256") == weights and on_own_images(config, result, evaluation):
             radius = _radius(evaluation["eps"], evaluation["norm"])
             rows += [(name, radius, one) for name, one in evaluation["attacks"].items()]
@@ -187,11 +187,3 @@ def _cell(text: str) -> str:
 def _listed(names: tuple[str, ...]) -> str:
     more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # a card without accuracies says so
-    return found if isinstance(found, dict) else None

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from elle.core.linearity import cross_entropy
 from elle.evaluation.autoattack import noise
 from elle.evaluation.autoattack.norms import Norm, inside, per_image, unit
-from elle.evaluation.autoattack.objectives import cross_entropy, runners_up, targeted_dlr
+from elle.evaluation.autoattack.objectives import runners_up, targeted_dlr
 from elle.evaluation.autoattack.oracle import Oracle
 from elle.evaluation.autoattack.schedule import Plan, plan
 from elle.evaluation.autoattack.slots import Slots, blank
