@@ -30,8 +30,8 @@ class Batches:
             for epoch in range(timetable.epochs):
                 ranks.share(timetable.batch(epoch), accumulate)  # refused now, not when its phase begins
         except InputError as problem:
-            cut = timetable.cut()
-            raise InputError(f"{cut}; {problem}" if cut else str(problem)) from None
+            note = timetable.note_on_batches()
+            raise InputError(f"{note}; {problem}" if note else str(problem)) from None
         self._order: tuple[int, Tensor] | None = None
         self.enter(0)
 

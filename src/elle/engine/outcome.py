@@ -31,7 +31,7 @@ def conclude(run: Run) -> dict[str, Any]:
         final = _final(run)
     config = run.config
     # Of those that trained: what is left of a run, or its evaluation alone, may be done by another number.
-    ranks = run.trained_on or [run.ranks.count]
+    ranks = run.rank_counts or [run.ranks.count]
     epoch_seconds = [record["seconds"] for record in run.history]
     # Not of an epoch that max_steps cuts short.
     whole = [record["seconds"] for record in run.history if run.timetable.place(record["step"])[1] == 0]
@@ -78,7 +78,7 @@ def _final(run: Run) -> dict[str, Any]:
         config.norm,
         config.seed,
         precision=search_precision(run.device),
-        batch=run.fitting(500),
+        batch=run.evaluation_batch(500),
         chunk=default_chunk(run.device, test.x[0, 0].size),
     )
     return evaluate(

@@ -35,7 +35,7 @@ class Parts:
     """With what only the images could tell."""
     method: Method
     images: ImageSet
-    tracked: tuple[Tensor, Tensor]
+    tracking_images: tuple[Tensor, Tensor]
     """The images on which accuracy is tracked, and their labels."""
     timetable: Timetable
     batches: Batches
@@ -81,8 +81,8 @@ def build_parts(config: Config, device: torch.device, precision: Precision, rank
         accumulate=config.accumulate,
     )
     step.prepare(batches.share, shape[1:])
-    tracked = to_tensors(validation if len(validation) else images.test, device)
-    return Parts(config, method, images, tracked, timetable, batches, step)
+    tracking_images = to_tensors(validation if len(validation) else images.test, device)
+    return Parts(config, method, images, tracking_images, timetable, batches, step)
 
 
 def method_of(config: Config) -> Method:

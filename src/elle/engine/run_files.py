@@ -73,7 +73,7 @@ class RunFiles:
         self.append("events.jsonl", {"event": kind, "time": round(time.time(), 3)} | values)
 
     def cut(self, step: int, epoch: int, history: list[Any], readings: list[Any] | None) -> None:
-        """Make the directory that of a run which has come to this step of this epoch, from 0, and no further."""
+        """Leave nothing of what comes after this step, which is in this epoch, counted from 0."""
         if not self.ranks.first:
             return
         write_lines(self.directory / "metrics.jsonl", history)

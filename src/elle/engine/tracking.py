@@ -49,15 +49,17 @@ class Tracking:
             return self.run.ranks.from_first(self._record)
 
     def _record(self) -> Record:
-        """In the training precision and apart from its random state."""
+        """Measured in the precision of training, and without touching its random state."""
         started = time.perf_counter()
         run, config, model = self.run, self.run.config, self.run.step.model
-        (x, y), eps = run.tracked, given(config.eps)
+        (x, y), eps = run.tracking_images, given(config.eps)
         record: Record = {}
         with evaluation_mode(model, config.seed, run.device), autocast(run.device, run.precision):
             for one in self.attacks:
-                record[one.name] = float(surviving(model, x, y, one, eps, run.fitting(1024)).float().mean())
-            record["tracked_error"] = number(mean_error(model, x, y, eps, norm=config.norm, batch=run.fitting(500)))
+                record[one.name] = float(surviving(model, x, y, one, eps, run.evaluation_batch(1024)).float().mean())
+            record["tracked_error"] = number(
+                mean_error(model, x, y, eps, norm=config.norm, batch=run.evaluation_batch(500))
+            )
         if self.metrics:
             found = linearity_metrics(
                 model,
@@ -66,7 +68,7 @@ class Tracking:
                 eps,
                 metric=self.metrics,
                 norm=config.norm,
-                batch=run.fitting(500),
+                batch=run.evaluation_batch(500),
                 seed=config.seed,
             )
             for name, summary in found.items():
@@ -83,7 +85,7 @@ class Tracking:
         # Each record once: all of them anew at every epoch would take minutes of a run of a thousand.
         new, self._judged = self.run.history[self._judged :], len(self.run.history)
         for record in new:
-            if strongest in record and self.run.guard.tells(record["step"]):
+            if strongest in record and self.run.guard.can_judge(record["step"]):
                 self._monitor.observe(
                     {
                         "step": record["step"],
