@@ -91,7 +91,7 @@ def assess_run(
 
 
 def _identity(job: Job, subject: Subject) -> dict[str, Any]:
-    """What must agree for a unit of one evaluation to be a unit of another: all but attacks and devices."""
+    """What two evaluations must have in common to share their units: everything but attacks and devices."""
     points = {"data": subject.data, "count": job.count, "points": subject.points_digest()}
     # The same weights are another network in another function.
     network = {"model": subject.model_name, "weights": subject.digest()}
@@ -140,7 +140,7 @@ def _spelled(key: str, value: Any) -> str:
 
 @contextlib.contextmanager
 def _stoppable(parts: Path, total: int) -> Iterator[None]:
-    """What ends it early costs the unit at work."""
+    """A signal or a full memory ends the work in one line that tells what is saved: all but the unit at work."""
 
     def saved() -> str:
         count = len(list(parts.glob("*.npz")))
@@ -191,7 +191,7 @@ def _run(
 
 
 def _share(job: Job, parts: Path, device: str, chunks: list[int], parent: int) -> None:
-    """What one worker process does."""
+    """The work of one process: attack its share of the chunks, and end with the process that started it."""
     subject = load_subject(job.source, pick_device(device), job.count)
 
     def orphaned() -> None:

@@ -36,9 +36,9 @@ class Batches:
         self.enter(0)
 
     def enter(self, epoch: int) -> None:
-        """Go on in that epoch's phase."""
+        """Take batch and image size from the phase of this epoch."""
         self.shape = self.timetable.batch(epoch), self.timetable.size(epoch)
-        """Images of a batch, of all ranks, and pixels of their side: a captured step holds one such shape."""
+        """(images of a batch over all ranks, pixels of an image's side): a captured step works for one such shape."""
         self.size, self.steps = self.shape[0], self.timetable.steps(epoch)
 
     @property
@@ -47,7 +47,7 @@ class Batches:
         return self.ranks.share(self.size, self.accumulate)
 
     def place(self, done: int) -> tuple[int, int]:
-        """Epoch and batch in it of the next step; a method that replays its batches passes over the set more slowly."""
+        """The epoch of the next step, and its batch in it; each batch counts once, however often it is replayed."""
         return self.timetable.place(done // self.replays)
 
     def index(self, done: int) -> Tensor:

@@ -50,7 +50,7 @@ class Guard:
 
     @property
     def every(self) -> int:
-        """Steps between looks, in the phase of now; 0 for none."""
+        """Steps between two looks in the current phase; 0 for no looks."""
         every = self.run.config.probe_every
         # Rounded down: what lasts for two looks is known within an epoch of its first.
         twice_an_epoch = max(1, self.run.steps_per_epoch // 2) if self.wanted else 0
@@ -90,7 +90,7 @@ class Guard:
         return run.schedule.eps(run.timetable.progress(min(step, run.total_steps - 1))) == 1
 
     def latest(self) -> dict[str, float | None]:
-        """The means of what the steps since the last look have written down."""
+        """The means over the steps since the last look of each quantity that a step records."""
         run = self.run
         # Behind the rows of this epoch are still those of the one before, in which the last look may have been.
         position = run.timetable.place(run.done - 1)[1] + 1

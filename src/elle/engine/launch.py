@@ -65,7 +65,7 @@ def launch_ranks(config: Config, arguments: list[str]) -> bool:
 
 
 def _check_parts(config: Config) -> None:
-    """Refuse more parts than images before so many processes are started; what else may not divide, the ranks tell."""
+    """Refuse a batch of fewer images than parts before any process starts; the ranks refuse other remainders."""
     smallest = min((phase.batch for phase in config.phases or ()), default=config.batch)
     parts = config.devices * config.accumulate
     if smallest is not None and parts > smallest:  # an image folder's batch is known when its images are counted
@@ -78,7 +78,7 @@ def _threads_each(devices: int) -> int:
 
 
 def _reason(folder: Path, codes: dict[int, int], heard: str | None = None) -> InputError | WorkError:
-    """The first cause: a rank that was killed, else one that says why and does not merely miss another."""
+    """The likeliest cause: a rank that was killed, else one whose own words do not just say that another was lost."""
     for rank, code in sorted(codes.items()):
         if code < 0 and -code != signal.SIGTERM:
             name = signal.Signals(-code).name

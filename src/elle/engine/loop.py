@@ -223,7 +223,7 @@ class Run:
         return conclude(self)
 
     def _epoch(self, stopped: Callable[[bool], str | None]) -> None:
-        """Train the rest of an epoch; `stopped` names a signal to stop, and must tell it where it is asked to."""
+        """Train the rest of an epoch; `stopped(must)` names a signal to stop, and may look only where it `must`."""
         epoch, first = self.timetable.place(self.done)
         self._enter(epoch, first)
         if self.rank_counts[-1:] != [self.ranks.count]:
@@ -255,7 +255,7 @@ class Run:
             self._stop(signal_name)
 
     def _enter(self, epoch: int, first: int) -> None:
-        """Go on in this epoch's phase: a captured step holds one batch and image size, so another is captured anew."""
+        """Enter the epoch's phase; where batch or image size change, the step is captured anew."""
         before = self.batches.shape
         self.batches.enter(epoch)
         if self.batches.shape != before:
@@ -335,7 +335,7 @@ class Run:
         )
 
     def how_to_continue(self, words: str = "--resume") -> str:
-        """The command that goes on; what has started this process among others is known to the user alone."""
+        """The command that continues the run; under torchrun only the user knows it, and is told what to add."""
         if self.ranks.count > self.config.devices:
             return f"continue with the same command and {words}"
         return f"continue with: elle train --out {shlex.quote(str(self.directory))} {words}"

@@ -32,7 +32,7 @@ from elle.models.registry import build_model, check_model
 @dataclass(frozen=True)
 class Parts:
     config: Config
-    """With what only the images could tell."""
+    """With the values filled in that depend on the images."""
     method: Method
     images: ImageSet
     tracking_images: tuple[Tensor, Tensor]
@@ -100,7 +100,7 @@ def method_of(config: Config) -> Method:
 
 
 def _own_workers(wanted: int | None, ranks: Ranks) -> int | None:
-    """Decoding processes of this rank: all of a machine's ranks together use its cores once."""
+    """How many processes decode images for this rank: the ranks of a machine share its cores."""
     if wanted is not None or ranks.count == 1:
         return wanted
     return max(1, usable_workers(None) // ranks.on_this_machine)
@@ -147,7 +147,7 @@ def _network(config: Config, images: ImageSet, method: Method, device: torch.dev
 
 
 def _check_trainable(model: nn.Module, name: str, shape: tuple[int, ...]) -> None:
-    """Refuse a network of the user's that no step could change, or no attack."""
+    """Refuse a user's network without trainable parameters, or without a gradient of its images."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f"model={name} has no parameters to train: none, or requires_grad is false for all of them")
     x = torch.zeros(2, *shape, requires_grad=True)

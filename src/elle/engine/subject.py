@@ -69,9 +69,9 @@ class Subject:
     eps: float
     norm: str
     numbers: npt.NDArray[np.int64]
-    """Which images of the set `test` is."""
+    """The numbers of the images of `test` in the whole test set."""
     test_points: str
-    """The digest of the whole set."""
+    """The digest of the whole test set."""
     config: Config | None = None
 
     @property
@@ -86,7 +86,7 @@ class Subject:
         return file_digest(self.weights)
 
     def points_digest(self) -> str:
-        """Of the test images that are evaluated, and their labels."""
+        """The digest of the test images that are evaluated, and their labels."""
         return points_digest(self.test.x, self.test.y)
 
 
@@ -115,7 +115,7 @@ def _run(source: Source, path: Path, count: int | None) -> Subject:
 
 
 def _shown(data: str, root: str | None, network: Mapping[str, Any]) -> ImageSet:
-    """Another set's images; image files as large as those that the network was trained on."""
+    """The images of another set; image files are resized as those the network was trained on."""
     return load_dataset(data, root, image_size=network["shape"][-1] if find_dataset(data).files else None)
 
 
@@ -172,7 +172,7 @@ def _foreign(source: Source, count: int | None) -> Subject:
 
 
 def _digest(test: Split) -> str:
-    """That of all test images, of which no more are decoded than it reads."""
+    """The digest of the whole test set; only the images that it reads are decoded."""
     return points_digest(test.part(np.arange(min(len(test), FIRST))).x, test.y)
 
 
@@ -218,7 +218,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 
 def _check_alone(file: Path, found: dict[Any, Any], key: str) -> None:
-    """Refuse a file that holds a network's weights twice, of a last step and averaged: which are meant is unknown."""
+    """Refuse a file with several weights of one network, such as the last and the averaged: either may be meant."""
 
     def names(value: Any) -> set[Any]:
         return {str(name).removeprefix("module.") for name in value} if isinstance(value, dict) else set()

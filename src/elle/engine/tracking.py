@@ -44,7 +44,7 @@ class Tracking:
         self._monitor, self._judged = Monitor(per_epoch=1), 0
 
     def record(self) -> Record:
-        """The numbers of now, by the first rank, for all."""
+        """What is tracked, measured now by the first rank for all."""
         with self.run.step.trained():
             return self.run.ranks.from_first(self._record)
 
@@ -78,7 +78,7 @@ class Tracking:
         return record
 
     def judged(self) -> Monitor:
-        """What the monitor's rule makes of the records, each a look: for a run in which the monitor does not look."""
+        """A monitor that has judged the records instead of looks, for a run in which no monitor looks."""
         self._monitor.attacked = self.run.method.adversarial
         steps = {one.name: one.attack.steps for one in self.attacks if one.attack is not None and one.attack.steps > 1}
         strongest = max(steps, key=steps.__getitem__, default=None)
