@@ -145,7 +145,7 @@ def _follow(runs: list[DemoRun], epochs: int, console: Console) -> None:
 
 
 def _dip(accuracies: Sequence[float]) -> dict[str, float] | None:
-    """The lowest accuracy below half of the best so far, once that was half of the best of all: small data swing."""
+    """The lowest accuracy once half of the best was reached, if it is below half of the best until then."""
     best = max(accuracies)
     first = next(k for k, level in enumerate(accuracies) if level >= 0.5 * best)
     lowest, epoch = min((level, first + k + 1) for k, level in enumerate(accuracies[first:]))

@@ -77,7 +77,7 @@ def append_line(path: Path, value: Any) -> None:
 
 
 def _cut_torn_line(file: BinaryIO) -> None:
-    """Leave whole lines; `file` is open to read and append."""
+    """Cut off a last line without its end; `file` is open to read and append."""
     if file.tell():
         file.seek(-1, os.SEEK_END)
         if file.read() != b"\n":

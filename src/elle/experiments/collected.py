@@ -31,11 +31,11 @@ TIMES = ("seconds", "seconds per epoch", "seconds per step")
 
 @dataclass(frozen=True)
 class Score:
-    """A number over seeds."""
+    """Mean and standard deviation of a metric over the seeds of a setting."""
 
     mean: float
     std: float | None
-    """Of the sample; None for one seed."""
+    """Divided by n - 1; None for one seed."""
     count: int
     collapsed: bool
 
@@ -109,7 +109,7 @@ class Collected:
 
     @property
     def fewer_images(self) -> dict[str, int]:
-        """The shown accuracies that are not of a whole test set in every run (`elle evaluate --limit`): the fewest."""
+        """Metric -> fewest images, of accuracies that a run has for part of its test set (`elle evaluate --limit`)."""
         fewest: dict[str, int] = {}
         for entries in [accuracies(run) for setting in self.settings for run in setting.runs]:
             whole = max((one["total"] for one in entries.values()), default=0)
@@ -119,7 +119,7 @@ class Collected:
 
     @property
     def fewer_seeds(self) -> list[str]:
-        """The shown numbers that not every run of a setting has, as after `elle evaluate` of one seed alone."""
+        """The metrics that only some seeds of a setting have, as after `elle evaluate` of one of its runs."""
         whole = [(setting, len(setting.runs)) for setting in self.settings]
         return [name for name in self.metrics
                 if any((score := setting.score(name)) and score.count < runs for setting, runs in whole)]  # fmt: skip
@@ -138,7 +138,7 @@ def _strength(name: str) -> tuple[int, list[int], str]:
 
 
 def accuracies(run: RunDirectory) -> dict[str, dict[str, Any]]:
-    """What the run survived of its test images: of `elle evaluate` where it was run at the run's own eps."""
+    """Attack -> accuracy on the test images, by `elle evaluate` where it was run in the run's own ball."""
     entries: dict[str, dict[str, Any]] = (run.result or {}).get("test", {})
     if not isinstance(entries, dict) or not all(_is_accuracy(one) for one in entries.values()):
         raise InputError(f"{run.path / 'result.json'} is damaged: its accuracies cannot be read; leave that run out")
@@ -199,7 +199,7 @@ def _is_accuracy(entry: Any) -> bool:
 
 
 def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
-    """What the words of the command line mean: a recipe and folders of its runs, or runs and folders alone."""
+    """The runs that the words of the command line name: a recipe and folders of its runs, or runs and folders."""
     recipe, folders = None, [Path(source) for source in sources]
     if not folders[0].is_dir():
         if len(folders[0].parts) > 1 and folders[0].suffix != ".toml":
@@ -228,7 +228,7 @@ def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
 
 
 def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
-    """Those runs, where there is something to report of them."""
+    """What `find_runs` finds; InputError where no run has finished, or none has an accuracy."""
     found = find_runs(sources, where)
     if not found.settings:
         raise InputError(
@@ -252,7 +252,7 @@ def _run_paths(folder: Path) -> list[Path]:
 
 
 def _recipe_of(folders: Sequence[Path], runs: Sequence[RunDirectory]) -> Recipe | None:
-    """The recipe a folder was swept from, if it is still to be found and has not become another."""
+    """The recipe a folder was swept from, if it can still be found and these runs still belong to it."""
     if len(folders) > 1:
         return None
     try:
@@ -263,7 +263,7 @@ def _recipe_of(folders: Sequence[Path], runs: Sequence[RunDirectory]) -> Recipe 
 
 
 def _places(runs: Sequence[RunDirectory], recipe: Recipe) -> dict[Path, int]:
-    """Which setting of the recipe each run is: by its own settings, or by its name, as image folders fill in more."""
+    """The number of the recipe's setting that each run is of: by its settings, or by the digits of its name."""
     known: dict[str, int] = {}
     configs = recipe.runs(1)
     for seed in {run.config.seed for run in runs}:
@@ -273,7 +273,7 @@ def _places(runs: Sequence[RunDirectory], recipe: Recipe) -> dict[Path, int]:
 
 
 def _distinct(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
-    """One of each run, the finished one: a copy of a seed is no further seed."""
+    """One run of each configuration, a finished one where there is: a copy of a seed is no further seed."""
     found: dict[str, RunDirectory] = {}
     for run in runs:
         key = run_id(run.config)
@@ -291,7 +291,7 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def spelled(key: str, value: Any) -> str:
-    """A setting's value as a user would write it; two that differ are never written alike, and stand in two rows."""
+    """A setting's value as a user would write it; values that differ are never written alike."""
     if value is None:
         return "-"
     if key == "eps":
@@ -300,7 +300,7 @@ def spelled(key: str, value: Any) -> str:
 
 
 def telling_keys(configs: Sequence[Config], first: Sequence[str] = ()) -> list[str]:
-    """The fewest settings, `first` ones first, by which all of these are told apart; their seeds do not count."""
+    """The keys by which these are told apart, `first` ones first, each only if it adds a difference; never the seed."""
     runs = [flat(config) for config in configs]
     others = [key for values in runs for key in values if key not in ("seed", "out")]
     needed: list[str] = []

@@ -53,7 +53,7 @@ def course(runs: Sequence[RunDirectory], names: Sequence[str]) -> list[Chart]:
 
 
 def _multi_step_note(runs: Sequence[RunDirectory]) -> str:
-    """Where the values are from: the monitor attacks otherwise, and other images, than what is tracked."""
+    """Whether the values are the monitor's or tracked ones, whose attacks and images differ."""
     tracked = sorted({(run.multi_step() or "").upper() for run in runs if not run.probes} - {""})
     words = f"under {' or '.join(tracked)} on the images that are tracked" if tracked else ""
     if not any(run.probes for run in runs):

@@ -28,7 +28,7 @@ def metric_name(metric: str) -> str:
 
 
 def unit(metric: str) -> tuple[str, float]:
-    """What a number is printed in, and how many of that are 1 of ours: a step takes milliseconds."""
+    """The unit in which a metric is printed, and by what its values are multiplied for that."""
     return ("ms", 1000.0) if metric == "seconds per step" else ("s", 1.0) if metric in TIMES else ("%", 1.0)
 
 
@@ -72,7 +72,7 @@ def _table(settings: Sequence[Setting], layout: Layout, metric: str, panel: str)
 
 
 def _turned(table: Table, corner: str) -> Table:
-    """The same with rows for columns."""
+    """The table transposed."""
     columns = [row[0] for row in table.rows]
     rows = [[name, *(row[c] for row in table.rows)] for c, name in enumerate(table.columns) if c > 0]
     marks = {(column - 1, row + 1): mark for (row, column), mark in table.marks.items()}

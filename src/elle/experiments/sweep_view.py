@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -96,8 +95,8 @@ def _lines(items: Sequence[Item], heads: Sequence[str], keys: Sequence[str]) -> 
     for head in heads:
         table.add_column(head, overflow="fold" if head else "ellipsis", no_wrap=head != "")
     for item in items:
-        *told, _ = cells(item, keys)[-len(heads) :]
-        table.add_row(*map(Text, told), Text(item.said, no_wrap=True), style=_STYLES[item.state])
+        *told, said = cells(item, keys)[-len(heads) :]
+        table.add_row(*map(Text, told), Text(said, no_wrap=True), style=_STYLES[item.state])
     return table
 
 
@@ -112,12 +111,12 @@ def columns(keys: Sequence[str]) -> list[str]:
     return ["run", *keys, "seed", "epoch", "state", ""]
 
 
-def cells(item: Item, keys: Sequence[str]) -> list[Any]:
+def cells(item: Item, keys: Sequence[str]) -> list[str]:
     """A run's row of the table."""
     values = flat(item.config)
     told = [spelled(key, values.get(key)) for key in keys]
     epochs = f"{item.epochs_done:g}/{item.epochs or '?'}"
-    return [item.name, *told, str(item.config.seed), epochs, item.state, Text(item.said)]
+    return [item.name, *told, str(item.config.seed), epochs, item.state, item.said]
 
 
 def duration(seconds: float) -> str:
