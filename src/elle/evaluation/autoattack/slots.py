@@ -49,11 +49,16 @@ class Slots:
         # No number is no answer: as near as can be seen, and looked at exactly if nothing better is found.
         excess = torch.where(logits.isnan().any(1), 0.0, violation(logits, self.y))
         better = allowed & (self.left > 0) & (excess >= -doubt) & (excess > self.excess)
-        self.x_found.copy_(torch.where(per_image(better, self.x), self.x_adv, self.x_found))
-        self.excess.copy_(torch.where(better, excess, self.excess))
+        replace_rows(self.x_found, better, self.x_adv)
+        replace_rows(self.excess, better, excess)
 
     def _fields(self) -> Iterator[tuple[str, Tensor]]:
         return ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+
+
+def replace_rows(field: Tensor, where: Tensor, values: Tensor) -> None:
+    """Write the rows of `values` that are chosen into `field`, in place."""
+    field.copy_(torch.where(per_image(where, field), values, field))
 
 
 def blank(x: Tensor, y: Tensor, x_adv: Tensor, questions: int) -> dict[str, Any]:
