@@ -130,9 +130,12 @@ class Collected:
         return [str(word) for word in (words if isinstance(words, list) else [words])]
 
 
+_PLACES = {"autoattack": 0, "pgd": 1, "fgsm": 3, "clean": 4}
+"""Of attacks by the beginning of their names, the strongest first; all others are third."""
+
+
 def _strength(name: str) -> tuple[int, list[int], str]:
-    kind = next((k for k, start in enumerate(("autoattack", "pgd", "", "fgsm", "clean")) if start
-                 and name.startswith(start)), 2)  # fmt: skip
+    kind = next((place for start, place in _PLACES.items() if name.startswith(start)), 2)
     # PGD by its steps, then its restarts: pgd-20 is pgd-20-1.
     return kind, [*(-int(part) for part in name.split("-") if part.isdigit()), -1], name
 

@@ -64,13 +64,9 @@ class Recipe:
     def runs(self, seeds: int | None = None, only: Mapping[str, Any] | None = None) -> list[Config]:
         """Every run, for this many seeds (the recipe's own otherwise), `only` those with these settings."""
         numbers = range(self.seeds if seeds is None else seeds)
-        chosen = [
-            config
-            for values in self._products()
-            for first in [parse_config(nested(self.base | values), where=f"recipe {self.name}: ")]
-            for config in [first.model_copy(update={"seed": seed}) for seed in numbers]
-            if only is None or matches(config, only)
-        ]
+        settings = [parse_config(nested(self.base | one), where=f"recipe {self.name}: ") for one in self._products()]
+        runs = [config.model_copy(update={"seed": seed}) for config in settings for seed in numbers]
+        chosen = [run for run in runs if only is None or matches(run, only)]
         if not chosen:
             words = " ".join(f"{key}={value}" for key, value in (only or {}).items())
             axes = {key for axes in self.grid for key in axes} | ({"seed"} if len(numbers) > 1 else set())

@@ -11,10 +11,19 @@ from elle.experiments.comparison import Comparison
 from elle.experiments.layout import Layout
 from elle.experiments.page import Mark, Table
 
-NAMES = {"autoattack": "AutoAttack", "clean": "Clean", "fgsm": "FGSM", "seconds": "Training time"}
-NAMES |= {"error": "E_lin", "error_two": "E_lin of two triplets", "error_half": "E_lin at alpha = 1/2"}
-NAMES |= {"error_max": "E_lin at the worst alpha", "misalignment": "Gradient misalignment"}
-NAMES |= {"seconds per epoch": "Time of an epoch", "seconds per step": "Time of a step"}
+NAMES = {
+    "autoattack": "AutoAttack",
+    "clean": "Clean",
+    "fgsm": "FGSM",
+    "error": "E_lin",
+    "error_two": "E_lin of two triplets",
+    "error_half": "E_lin at alpha = 1/2",
+    "error_max": "E_lin at the worst alpha",
+    "misalignment": "Gradient misalignment",
+    "seconds": "Training time",
+    "seconds per epoch": "Time of an epoch",
+    "seconds per step": "Time of a step",
+}
 WIDE = 7
 """Columns of mean and std that fit on a page of paper."""
 REFERENCE = "pgd-"
