@@ -151,10 +151,11 @@ class Guard:
             run.watcher.said(f"rolled back to step {run.done}, going on with {method.name}{words}")
             return True
         self._roll_back(seconds, run.step.method)
+        after = f" after {self.rollbacks} rollbacks" if spent else ""
         go_on = run.how_to_continue("--resume on_collapse=rollback")
         raise WorkError(
-            f"stopped{f' after {self.rollbacks} rollbacks' if spent else ''}: {verdict}; the run is back at its last "
-            f"healthy state, step {run.done}, and saved; {'start again with method=elle-a' if spent else go_on}"
+            f"stopped{after}: {verdict}; the run is back at its last healthy state, step {run.done}, and saved; "
+            f"{'start again with method=elle-a' if spent else go_on}"
         )
 
     def _roll_back(self, seconds: float, method: Method) -> None:
