@@ -259,8 +259,8 @@ class Fake:
         self.stopped = True
 
 
-def items_in(folder, count=3):
-    return [Item(load_config(["data=digits", f"seed={k}"]).resolved(), folder / f"run{k}") for k in range(count)]
+def items_in(folder):
+    return [Item(load_config(["data=digits", f"seed={k}"]).resolved(), folder / f"run{k}") for k in range(3)]
 
 
 class Talking:
