@@ -215,7 +215,7 @@ def _check_columns(where: str, names: list[str], configs: list[Config]) -> None:
     tracked = [parse_track(track, norm) for track, norm in {(one.track, one.norm) for one in configs}]
     known = {*OF_TRAINING, "accuracy", "tracked_error"}
     known |= {attack.name for attacks, _ in tracked for attack in attacks}
-    known |= {f"tracked_{name}" for _, metrics in tracked for name in metrics.split(",") if name}
+    known |= {f"tracked_{name}" for _, metrics in tracked for name in metrics}
     for name in names:
         if re.sub(r"_(std|undefined|q\d\d)$", "", name) not in known:
             raise InputError(f"{where} {name}: no run records it{nearest(name, known)}; name it in `track`")

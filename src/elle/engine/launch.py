@@ -35,7 +35,8 @@ def launch_ranks(config: Config, arguments: list[str]) -> bool:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.disable(logging.CRITICAL)  # what torchrun logs at a failure is said in one line below
-    os.environ.setdefault("OMP_NUM_THREADS", "1" if on_gpus else str(_threads_each(config.devices)))
+    threads = 1 if on_gpus else max(1, usable_cores() // config.devices)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     hangup = signal.getsignal(signal.SIGHUP)
     with tempfile.TemporaryDirectory() as folder:
         os.environ[REASONS] = folder
@@ -71,10 +72,6 @@ def _check_parts(config: Config) -> None:
     if smallest is not None and parts > smallest:  # an image folder's batch is known when its images are counted
         how = f" with accumulate={config.accumulate}" if config.accumulate > 1 else ""
         raise InputError(f"devices={config.devices}{how}: a batch of {smallest} images has no {parts} parts; use fewer")
-
-
-def _threads_each(devices: int) -> int:
-    return max(1, usable_cores() // devices)
 
 
 def _reason(folder: Path, codes: dict[int, int], heard: str | None = None) -> InputError | WorkError:

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from elle.engine.loop import Run
 
 
-def parse_track(track: str, norm: Norm) -> tuple[list[EvaluationAttack], str]:
+def parse_track(track: str, norm: Norm) -> tuple[list[EvaluationAttack], list[str]]:
     """`clean,pgd-10,misalignment` -> the attacks and the names of the metrics; one of the two may be none."""
     names = [name.strip() for name in track.split(",") if name.strip()]
     metrics = [name for name in names if name in METRICS]
     attacks = ",".join(name for name in names if name not in METRICS)
     if metrics and not attacks:
-        return [], ",".join(metrics)
+        return [], metrics
     try:
-        return parse_tracked(attacks, norm), ",".join(metrics)
+        return parse_tracked(attacks, norm), metrics
     except InputError as problem:
         likely = next((hint for name in attacks.split(",") if (hint := nearest(name, METRICS))), "")
         raise InputError(f"track: {problem}; or a metric of `elle metrics`{likely}") from None
@@ -66,7 +66,7 @@ class Tracking:
                 x,
                 y,
                 eps,
-                metric=self.metrics,
+                metric=",".join(self.metrics),
                 norm=config.norm,
                 batch=run.evaluation_batch(500),
                 seed=config.seed,

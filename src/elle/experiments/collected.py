@@ -299,7 +299,9 @@ def spelled(key: str, value: Any) -> str:
         return "-"
     if key == "eps":
         return format_radius(value)
-    return short if isinstance(value, float) and float(short := f"{value:g}") == value else str(value)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return str(value)
 
 
 def telling_keys(configs: Sequence[Config], first: Sequence[str] = ()) -> list[str]:

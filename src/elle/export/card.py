@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -111,9 +110,8 @@ def _accuracies(directory: Path, config: Config, result: Mapping[str, Any]) -> l
     if not rows:
         return ["Not measured."]
     lines = ["| attack | eps | accuracy | 95 % interval | test images |", "|---|---|---|---|---|"]
-    plain = ((name, "" if name == "clean" else eps, json.dumps(_plain(one))) for name, eps, one in rows)
-    for name, radius, one in dict.fromkeys(plain):
-        accuracy, low, high, total = json.loads(one)
+    distinct = dict.fromkeys((name, "" if name == "clean" else radius, _numbers(one)) for name, radius, one in rows)
+    for name, radius, (accuracy, low, high, total) in distinct:
         lines.append(f"| {name} | {radius} | {accuracy:.2%} | {low:.2%} to {high:.2%} | {total:,} |")
     return [*lines, "", "An accuracy under attack is an upper bound: a stronger attack may find more."]
 
@@ -122,8 +120,9 @@ def _radius(eps: float, norm: str) -> str:
     return format_radius(eps) if norm == "linf" else f"{format_radius(eps)} in {norm}"
 
 
-def _plain(one: Mapping[str, Any]) -> list[float]:
-    return [one["accuracy"], *one["interval"], one["total"]]
+def _numbers(one: Mapping[str, Any]) -> tuple[float, float, float, int]:
+    low, high = one["interval"]
+    return one["accuracy"], low, high, one["total"]
 
 
 def _loading(form: Format, file: str, classes: tuple[str, ...], header: Mapping[str, Any]) -> list[str]:
