@@ -1,5 +1,6 @@
 """The files of a set, in a folder or a .tar.gz: every size is bounded before anything is allocated."""
 
+import contextlib
 import gzip
 import os
 import zlib
@@ -178,6 +179,15 @@ def _name(header: bytes) -> str:
     return (prefix + b"/" + name if prefix else name).decode("utf-8", "replace")
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Tell in one line that the file could not be written."""
+    try:
+        yield
+    except OSError as problem:
+        raise WorkError(f"could not write {path}: {problem.strerror}; repair that and run it again") from None
+
+
 def unpack(archive: Path, target: Path) -> list[Path]:
     """Write the files of a .tar.gz under `target`; one refused entry and nothing is written.
 
@@ -190,10 +200,8 @@ def unpack(archive: Path, target: Path) -> list[Path]:
         path = _destination(archive, member, target)
         if not member.is_file:
             continue
-        try:
+        with writing(path):
             _write(path, member, target)
-        except OSError as error:
-            raise WorkError(f"could not write {path}: {error.strerror}; repair that and run it again") from None
         written.append(path)
     return written
 

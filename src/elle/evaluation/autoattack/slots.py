@@ -86,12 +86,10 @@ class Attack(Protocol):
 
 
 def broken_points(attack: Attack, oracle: Oracle, x: Tensor, eps: float, norm: Norm, batch: int, graph: bool) -> Tensor:
-    """x_adv [N, ...]: a point of ball and box that float32 misclassifies where one was found, else x."""
+    """x_adv [N, ...], N > 0: a point of ball and box that float32 misclassifies where one was found, else x."""
     x_adv = x.clone()
     broken = np.zeros(len(x), dtype=bool)
     items = len(x) * attack.variants
-    if items == 0:
-        return x_adv
     # As many slots as make the rounds equally full, unless the network was compiled for full ones.
     count = batch if oracle.compiled_for else math.ceil(items / math.ceil(items / batch))
     # All points with their first variant come first: what breaks early spares its other items.
