@@ -4,7 +4,7 @@ import contextlib
 import gzip
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -29,6 +29,17 @@ class Files(Protocol):
     def read(self, name: str) -> bytes: ...
 
 
+def names_in(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    """The sorted names of what is wanted of a folder; none where there is no folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if wanted(entry))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be listed ({error.strerror}); check its permissions") from None
+
+
 @dataclass(frozen=True)
 class Folder:
     """The files directly in a folder, less unfinished downloads."""
@@ -36,13 +47,7 @@ class Folder:
     where: Path
 
     def names(self) -> Sequence[str]:
-        try:
-            with os.scandir(self.where) as entries:
-                return sorted(entry.name for entry in entries if entry.is_file() and not entry.name.endswith(".part"))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise InputError(f"{self.where}: cannot be listed ({error.strerror}); check its permissions") from None
+        return names_in(self.where, lambda entry: entry.is_file() and not entry.name.endswith(".part"))
 
     def label(self, name: str) -> str:
         return str(self.where / name)
