@@ -18,14 +18,8 @@ if TYPE_CHECKING:
 
 def with_tensorboard(watcher: Watcher, folder: Path) -> Watcher:
     """The watcher, which now also writes the numbers of every record and look, and every verdict, into `folder`."""
-    scalars = _Scalars(watcher, folder)
-    return replace(
-        watcher,
-        started=scalars.started,
-        recorded=scalars.recorded,
-        judged=scalars.judged,
-        looked=scalars.looked,
-    )
+    own = _Scalars(watcher, folder)
+    return replace(watcher, started=own.started, recorded=own.recorded, judged=own.judged, looked=own.looked)
 
 
 class _Scalars:

@@ -44,9 +44,6 @@ class Expected:
     seeds: int = 3
     """Runs of the paper that it is the mean of; three unless it says otherwise (Section 4.4)."""
 
-    def matches(self, config: Config) -> bool:
-        return matches(config, self.where)
-
 
 @dataclass(frozen=True)
 class Recipe:
