@@ -25,6 +25,7 @@ from PIL import Image
 from results import result_file
 
 from elle.data.folder import FolderSplit
+from elle.data.phases import Phase, Timetable
 from elle.data.streaming import Streaming
 from elle.data.workers import usable_workers
 from elle.engine.runtime import hardware_name, pick_device
@@ -68,9 +69,8 @@ def loader(split: FolderSplit, args: argparse.Namespace, epoch: int = 1, cache: 
     steps, under_way = len(split) // args.batch, 2 * args.workers
     counted = max(2 * steps, 8 * args.workers)
     epochs = epoch + 1 + (2 * under_way + counted) // steps
-    stream = Streaming(
-        split, device, batch=args.batch, size=args.size, seed=0, epochs=epochs, workers=args.workers, cache=cache
-    )
+    timetable = Timetable((Phase(epochs, args.size, args.batch),), len(split))
+    stream = Streaming(split, device, timetable, seed=0, workers=args.workers, cache=cache)
     started = 0.0
     for number in range(under_way + counted):
         if number == under_way:

@@ -53,7 +53,7 @@ def tiny(monkeypatch):
         y = np.arange(count) % classes
         split = Split(x, y)
         images = ImageSet(split, split, tuple(f"class {k}" for k in range(classes)))
-        row = Dataset("tiny", "", lambda: images, False, {"eps": 8 / 255}, {})
+        row = Dataset("tiny", "", lambda: images, {"eps": 8 / 255}, {}, needs_root=False)
         monkeypatch.setitem(DATASETS, "tiny", row)
         model = linear(classes)
         with torch.no_grad():

@@ -82,8 +82,8 @@ def test_one_demo_at_a_time_and_a_killed_one_leaves_no_training_behind(tmp_path)
     run_demo(out, seed=3, quiet=True, words=["epochs=1", "max_steps=1"])
 
 
-def _wait_until(condition, seconds=60):
-    until = time.monotonic() + seconds
+def _wait_until(condition):
+    until = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.1)

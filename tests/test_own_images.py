@@ -23,12 +23,12 @@ COMMANDS = [line for kind, text in BLOCKS if not kind for line in text.splitline
 REAL = "elle train data=folder root=photos --out runs/photos"
 
 
-def write_photos(root: Path, count: int = 20) -> None:
+def write_photos(root: Path) -> None:
     """Fruit of three colours."""
     draw = np.random.default_rng(0)
     for channel, name in enumerate(("apple", "pear", "plum")):
         (root / name).mkdir(parents=True)
-        for number in range(count):
+        for number in range(20):
             coarse = draw.integers(0, 90, (5, 6, 3))
             coarse[..., channel] += 140
             photo = Image.fromarray(coarse.astype(np.uint8)).resize(tuple(draw.integers(40, 70, 2)))

@@ -177,19 +177,10 @@ def train(
     from elle.progress import TrainingProgress
 
     words = (words or []) + ([f"out={out}"] if out else [])
+    if start_from is not None and "out" not in parse_words(words):
+        words = [*words, f"out={start_from.absolute().parent.parent}"]
     resume = resume or start_from is not None
-    directory = parse_words(words).get("out")
-    if start_from is not None and directory is None:
-        directory = str(start_from.absolute().parent.parent)
-        words = [*words, f"out={directory}"]
-    if resume and config is None and directory and (file := expanded(directory) / "config.toml").exists():
-        config = file
-    elif resume and config is None and directory and len(words) == 1:
-        raise InputError(f"{directory} holds no run to continue; give its settings to start one there")
-    settings = load_config(words, config)
-    settings.resolved()
-    if (root := parse_words(words).get("root")) and not find_dataset(settings.data).needs_root:
-        raise InputError(f"root={root}: {settings.data} comes with the installation; did you mean data=folder as well?")
+    settings = _settings(words, config, resume)
 
     from elle.engine.launch import launch_ranks, speaks
     from elle.engine.loop import train as run_training
@@ -212,6 +203,23 @@ def train(
     else:
         print_accuracies(result["test"])
         print(f"everything is in {run_directory(settings.resolved())}")
+
+
+def _settings(words: list[str], file: Path | None, resume: bool) -> Config:
+    """What the words and the file say; a run that is continued has a file of its own."""
+    given = parse_words(words)
+    directory = given.get("out")
+    if resume and file is None and directory:
+        own = expanded(directory) / "config.toml"
+        if own.exists():
+            file = own
+        elif len(words) == 1:
+            raise InputError(f"{directory} holds no run to continue; give its settings to start one there")
+    settings = load_config(words, file)
+    settings.resolved()  # refuses what the dataset and the method do not allow
+    if (root := given.get("root")) and not find_dataset(settings.data).needs_root:
+        raise InputError(f"root={root}: {settings.data} comes with the installation; did you mean data=folder as well?")
+    return settings
 
 
 @app.command()

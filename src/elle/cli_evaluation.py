@@ -109,14 +109,18 @@ def evaluate(
         )
     if as_json:
         print_json(record)
-        return
+    else:
+        _print_record(record)
+        print(f"eps {format_radius(radius)} in {chosen}; everything is in {place / 'evaluation.json'}")
+
+
+def _print_record(record: dict[str, Any]) -> None:
     print_accuracies(record["attacks"])
     for words in dict.fromkeys(words for one in record["attacks"].values() for words in one.get("adaptations", [])):
         print(f"note: {words}")
     for one in record["checks"]:
         if one["passed"] is False:
             print(f"check {one['check']}: {one['words']}")
-    print(f"eps {format_radius(radius)} in {chosen}; everything is in {place / 'evaluation.json'}")
 
 
 def compare(

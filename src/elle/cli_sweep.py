@@ -97,7 +97,7 @@ def sweep(
 
 
 def _check_recipe(recipe: Recipe, configs: list[Config]) -> None:
-    """What no run could do, or have, is told before the first of them."""
+    """Refuse, before the first run, what no run of the recipe can do or measure."""
     try:
         _check_trainable(configs)
         _check_metrics("expected", {one.metric for one in recipe.expected}, configs)
@@ -159,7 +159,7 @@ def _ray(
 
 
 def _check_place(on: str, gpus: str | None, of_cluster: list[str]) -> None:
-    """An option that would be left unheard is refused: a user counts on it."""
+    """Refuse options that have no effect where the runs are made: a user counts on them."""
     if on not in ("local", "ray"):
         raise InputError(f"--on {on}: write local or ray")
     if on == "local" and of_cluster:
@@ -182,7 +182,7 @@ def _gpus(text: str | None) -> list[int]:
 
 
 def _check_trainable(configs: list[Config]) -> None:
-    """A mistyped method, field or attack is told before the first run, not by each of them."""
+    """Refuse a mistyped method, field or attack once, not in each run."""
     from elle.engine.parts import method_of
     from elle.engine.tracking import parse_track
     from elle.evaluation.names import parse_attacks
@@ -199,7 +199,7 @@ def _check_trainable(configs: list[Config]) -> None:
 
 
 def _check_metrics(where: str, names: set[str], configs: list[Config]) -> None:
-    """A number that no run can ever have would be missing from the report without a word."""
+    """Refuse a metric that no run can have: it would be missing from the report without a word."""
     from elle.evaluation.names import parse_attacks
     from elle.experiments.collected import TIMES, VALIDATION
 
@@ -213,14 +213,14 @@ def _check_metrics(where: str, names: set[str], configs: list[Config]) -> None:
 
 
 def _check_columns(where: str, names: list[str], configs: list[Config]) -> None:
-    """A column that no run records would be missing from the report likewise."""
+    """Refuse a column that no run records, for the same reason."""
     from elle.engine.tracking import parse_track
     from elle.experiments.report_figures import OF_TRAINING
 
     tracked = [parse_track(track, norm) for track, norm in {(one.track, one.norm) for one in configs}]
     known = {*OF_TRAINING, "accuracy", "tracked_error"}
     known |= {attack.name for attacks, _ in tracked for attack in attacks}
-    known |= {f"tracked_{name}" for _, metrics in tracked for name in metrics.split(",") if name}
+    known |= {f"tracked_{name}" for _, metrics in tracked for name in metrics}
     for name in names:
         if re.sub(r"_(std|undefined|q\d\d)$", "", name) not in known:
             raise InputError(f"{where} {name}: no run records it{nearest(name, known)}; name it in `track`")
@@ -242,7 +242,7 @@ def _print_plan(items: list[Item], folder: Path, as_json: bool) -> None:
         print_json(_rows(items))
         return
     keys = shown_keys(items)
-    print_table(columns(keys), [[*map(str, cells(item, keys))] for item in items])
+    print_table(columns(keys), [cells(item, keys) for item in items])
     states = ", ".join(f"{count} {state}" for state, count in counts(items).items())
     print(f"{_runs(len(items))} in {folder}: {states}; nothing was started")
 

@@ -169,27 +169,15 @@ class Config(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _radius_fits_norm(self) -> Config:
+    def _keys_fit_together(self) -> Config:
         if self.eps is not None:
             check_radius(self.eps, self.norm)
-        return self
-
-    @model_validator(mode="after")
-    def _phases_fit(self) -> Config:
         for key, value in _of_phases(self.phases).items():
             if key != "image_size" and getattr(self, key) not in (None, value):
                 raise ValueError(f"{self.spelled('phases')} means {key}={value}; leave {key} out")
-        return self
-
-    @model_validator(mode="after")
-    def _one_lambda(self) -> Config:
         if "value" in self.options.get("weight", {}):  # reports, cards and `elle tune` know lambda by its key
             value = self.options["weight"]["value"]
             raise ValueError(f"method.weight.value={value} is lambda, which has a key of its own; write weight={value}")
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_written_down(self) -> Config:
         _check_text(self.model_dump(include={*_TEXT_KEYS}))
         return self
 

@@ -145,7 +145,7 @@ def _follow(runs: list[DemoRun], epochs: int, console: Console) -> None:
 
 
 def _dip(accuracies: Sequence[float]) -> dict[str, float] | None:
-    """The lowest accuracy below half of the best so far, once that was half of the best of all: small data swing."""
+    """The lowest accuracy once half of the best was reached, if it is below half of the best until then."""
     best = max(accuracies)
     first = next(k for k, level in enumerate(accuracies) if level >= 0.5 * best)
     lowest, epoch = min((level, first + k + 1) for k, level in enumerate(accuracies[first:]))
@@ -222,23 +222,6 @@ def _write_report(
         for method, one in summaries.items()
         if one["collapsed"]
     ]
-    table = PageTable(
-        "At the end of training",
-        ("Method", "PGD-20, best", "PGD-20, final", "Clean", "Single-step (training)", "Training loss", "Seconds"),
-        [
-            (
-                NAMES[method],
-                f"{one['pgd20_best']:.1%}",
-                f"{one['pgd20_final']:.1%}",
-                f"{one['clean']:.1%}",
-                f"{one['single_step']:.1%}",
-                f"{one['loss']:.3f}",
-                f"{one['seconds']:.0f}",
-            )
-            for method, one in summaries.items()
-        ],
-        frozenset(k for k, one in enumerate(summaries.values()) if one["collapsed"]),
-    )
 
     def chart(title: str, label: str, key: str, note: str, **kind: bool) -> Chart:
         series = [
@@ -264,4 +247,28 @@ def _write_report(
         f"eps {format_radius(config.eps or 0)}, {config.length()}. "
         f"Every number on this page was measured in this run."
     )
-    write_page(path, "Catastrophic overfitting: FGSM and ELLE-A side by side", verdict, [table, *charts], footer)
+    write_page(
+        path,
+        "Catastrophic overfitting: FGSM and ELLE-A side by side",
+        verdict,
+        [_end_table(summaries), *charts],
+        footer,
+    )
+
+
+def _end_table(summaries: dict[str, dict[str, Any]]) -> PageTable:
+    rows = [
+        (
+            NAMES[method],
+            f"{one['pgd20_best']:.1%}",
+            f"{one['pgd20_final']:.1%}",
+            f"{one['clean']:.1%}",
+            f"{one['single_step']:.1%}",
+            f"{one['loss']:.3f}",
+            f"{one['seconds']:.0f}",
+        )
+        for method, one in summaries.items()
+    ]
+    columns = ("Method", "PGD-20, best", "PGD-20, final", "Clean", "Single-step (training)", "Training loss", "Seconds")
+    collapsed = frozenset(k for k, one in enumerate(summaries.values()) if one["collapsed"])
+    return PageTable("At the end of training", columns, rows, collapsed)

@@ -60,7 +60,7 @@ def tell(message: str, code: int) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process, of several ranks at once and without ceremony.
+    """End this process; one of several ranks ends at once, without Python's own clean-up.
 
     The threads of a failed rank are still at its messages; one of them that Python's own end catches would abort the
     process, which would then be taken for the cause.

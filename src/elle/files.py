@@ -57,6 +57,15 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def append_line(path: Path, value: Any) -> None:
     """One more JSON line at the end of a file; what a full disk has left of the line before is cut off."""
     try:
@@ -68,7 +77,7 @@ def append_line(path: Path, value: Any) -> None:
 
 
 def _cut_torn_line(file: BinaryIO) -> None:
-    """Leave whole lines; `file` is open to read and append."""
+    """Cut off a last line without its end; `file` is open to read and append."""
     if file.tell():
         file.seek(-1, os.SEEK_END)
         if file.read() != b"\n":

@@ -78,7 +78,7 @@ class Method:
     weight: Constant | OnOff | None = None
     subspace: Subspace | None = None
     shares_gradient: bool = False
-    """Its penalty holds the gradient at x constant, which a single step from x goes up: it is computed once."""
+    """Whether its penalty needs the gradient at x as a constant: a single step from x goes up the very same."""
     published: Published | None = None
     needs: str = ""
     """What it asks of the network or the device beyond a forward and a backward."""

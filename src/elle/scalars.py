@@ -18,53 +18,63 @@ if TYPE_CHECKING:
 
 def with_tensorboard(watcher: Watcher, folder: Path) -> Watcher:
     """The watcher, which now also writes the numbers of every record and look, and every verdict, into `folder`."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InputError("--tensorboard needs an extra: pip install 'elle-at[tensorboard]'") from None
-    writers: list[Any] = []
-    begun = last = 0
+    own = _Scalars(watcher, folder)
+    return replace(watcher, started=own.started, recorded=own.recorded, judged=own.judged, looked=own.looked)
 
-    def started(config: Config, steps: int, done: int) -> None:
-        nonlocal begun
-        begun = done
-        watcher.started(config, steps, done)
 
-    def write(put: Callable[[Any], None]) -> None:
+class _Scalars:
+    """Writes what a run tells, and hands it on to the watcher."""
+
+    def __init__(self, watcher: Watcher, folder: Path) -> None:
         try:
-            # With the first number: what the input gets wrong leaves no folder behind.
-            if not writers:
-                # What was written of later steps, before a kill or a rollback, comes again.
-                writers.append(SummaryWriter(str(folder), purge_step=begun + 1))
-            put(writers[0])
-            writers[0].flush()
-        except OSError as problem:
-            raise not_written(folder, problem) from None
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise InputError("--tensorboard needs an extra: pip install 'elle-at[tensorboard]'") from None
+        self.watcher, self.folder = watcher, folder
+        self.new_writer: Any = SummaryWriter
+        self.writer: Any = None
+        self.begun = 0
+        """The step behind which this writer's numbers begin."""
+        self.last = 0
+        """The last step that has numbers."""
 
-    def write_numbers(values: Mapping[str, Any], prefix: str = "") -> None:
-        nonlocal begun, last
-        if values["step"] < last:  # rolled back, and this is the first step of those undone that has numbers
-            begun = values["step"] - 1
-            writers.pop().close()
-        last = values["step"]
+    def started(self, config: Config, steps: int, done: int) -> None:
+        self.begun = done
+        self.watcher.started(config, steps, done)
+
+    def recorded(self, record: dict[str, Any]) -> None:
+        self._write_numbers(record)
+        self.watcher.recorded(record)
+
+    def judged(self, verdict: Verdict) -> None:
+        self._write(lambda writer: writer.add_text("verdict", str(verdict), verdict.step))
+        self.watcher.judged(verdict)
+
+    def looked(self, reading: Reading, condition: Kind | None) -> None:
+        self._write_numbers(reading, "probe/")
+        self.watcher.looked(reading, condition)
+
+    def _write_numbers(self, values: Mapping[str, Any], prefix: str = "") -> None:
+        step = values["step"]
+        if step < self.last:  # rolled back, and this is the first step of those undone that has numbers
+            self.begun = step - 1
+            self.writer.close()
+            self.writer = None
+        self.last = step
 
         def put(writer: Any) -> None:
             for name, value in values.items():
                 if isinstance(value, float):
-                    writer.add_scalar(prefix + name, value, values["step"])
+                    writer.add_scalar(prefix + name, value, step)
 
-        write(put)
+        self._write(put)
 
-    def recorded(record: dict[str, Any]) -> None:
-        write_numbers(record)
-        watcher.recorded(record)
-
-    def judged(verdict: Verdict) -> None:
-        write(lambda writer: writer.add_text("verdict", str(verdict), verdict.step))
-        watcher.judged(verdict)
-
-    def looked(reading: Reading, condition: Kind | None) -> None:
-        write_numbers(reading, "probe/")
-        watcher.looked(reading, condition)
-
-    return replace(watcher, started=started, recorded=recorded, judged=judged, looked=looked)
+    def _write(self, put: Callable[[Any], None]) -> None:
+        try:
+            if self.writer is None:  # with the first number: what the input gets wrong leaves no folder behind
+                # What was written of later steps, before a kill or a rollback, comes again.
+                self.writer = self.new_writer(str(self.folder), purge_step=self.begun + 1)
+            put(self.writer)
+            self.writer.flush()
+        except OSError as problem:
+            raise not_written(self.folder, problem) from None

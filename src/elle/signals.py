@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextlib.contextmanager
 def handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers, *numbers: int) -> Iterator[None]:
-    """Within it these signals are handled so; in another thread than the main one, which may not, as before."""
+    """Within it `handler` handles these signals; nothing changes outside of the main thread, which alone may do so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -9,11 +9,11 @@ import torch
 from elle.core.controller import Constant, OnOff
 
 
-def errors_with_jumps(count=300):
+def errors_with_jumps():
     """Errors as in training: log-normal noise around a level, with sudden jumps."""
     random = np.random.default_rng(0)
-    errors = 1e-5 * np.exp(0.5 * random.standard_normal(count))
-    errors[random.choice(count, 12, replace=False)] *= 100
+    errors = 1e-5 * np.exp(0.5 * random.standard_normal(300))
+    errors[random.choice(300, 12, replace=False)] *= 100
     return errors.astype(np.float32)
 
 

@@ -1,7 +1,9 @@
 """Downloads against a local server that breaks off, lies, redirects, dawdles, or knows no ranges."""
 
+import errno
 import hashlib
 import http.server
+import io
 import threading
 import time
 from pathlib import Path
@@ -278,6 +280,16 @@ def test_a_folder_that_cannot_be_written_is_named(server, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(WorkError, match="could not write"):
         download(remote(server), tmp_path / "file", silent)
+
+
+def test_a_full_disk_is_not_taken_for_a_broken_connection(server, tmp_path, monkeypatch):
+    class Full(io.BytesIO):
+        def write(self, _):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("elle.data.download.open", lambda *_: Full(), raising=False)
+    with pytest.raises(WorkError, match=r"could not write .*\.part: No space left on device"):
+        download(remote(server), tmp_path, silent)
 
 
 def serve_set(server: Server, monkeypatch: pytest.MonkeyPatch, name: str, files: list[Path], folder: str) -> None:

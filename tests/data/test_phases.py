@@ -37,8 +37,8 @@ def test_every_step_has_its_place():
 
 
 def test_a_batch_larger_than_the_set_is_told():
-    assert Timetable((Phase(1, 16, 4), Phase(1, 16, 10)), images=10).cut() is None
-    cut = Timetable((Phase(1, 16, 4), Phase(1, 16, 11), Phase(1, 16, 64)), images=10).cut()
+    assert Timetable((Phase(1, 16, 4), Phase(1, 16, 10)), images=10).note_on_batches() is None
+    cut = Timetable((Phase(1, 16, 4), Phase(1, 16, 11), Phase(1, 16, 64)), images=10).note_on_batches()
     assert cut == "batch=11, batch=64: there are 10 training images, and a step takes all of them"
 
 
@@ -46,13 +46,15 @@ def test_a_schedule_follows_the_epochs_whatever_their_number_of_steps():
     timetable = Timetable(parse_phases(IMAGENET), images=1_281_167 - 1024)
     for epoch, share in ((0, 0), (6, 6 / 15), (12, 12 / 15)):
         first = sum(timetable.steps(e) for e in range(epoch))
-        assert timetable.share(first) == pytest.approx(share, abs=1e-4)
+        assert timetable.progress(first) == pytest.approx(share, abs=1e-4)
         assert timetable.place(first) == (epoch, 0)
 
 
 def test_one_phase_has_the_shares_of_its_steps():
     timetable = Timetable((Phase(30, 32, 128),), images=48_976)
-    assert all(timetable.share(step) == (step + 0.5) / timetable.total_steps for step in range(timetable.total_steps))
+    assert all(
+        timetable.progress(step) == (step + 0.5) / timetable.total_steps for step in range(timetable.total_steps)
+    )
 
 
 def test_steps_are_counted_from_where_their_phase_begins():

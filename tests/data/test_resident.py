@@ -11,9 +11,9 @@ from elle.errors import InputError
 CPU = torch.device("cpu")
 
 
-def fake_split(count: int, channels: int = 3, height: int = 6, width: int = 5) -> Split:
+def fake_split(count: int, height: int = 6, width: int = 5) -> Split:
     """Images whose pixels are never zero, so that padding shows."""
-    x = np.random.default_rng(0).integers(1, 256, (count, channels, height, width), dtype=np.uint8)
+    x = np.random.default_rng(0).integers(1, 256, (count, 3, height, width), dtype=np.uint8)
     return Split(x, np.arange(count, dtype=np.int64) % 10)
 
 

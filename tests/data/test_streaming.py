@@ -10,6 +10,7 @@ import torch
 
 from elle.data.cache import ResizeCache
 from elle.data.folder import FolderSplit
+from elle.data.phases import Phase, Timetable
 from elle.data.streaming import Streaming
 from elle.data.workers import Decoder, Task, draws, usable_workers
 from elle.errors import InputError, WorkError
@@ -27,13 +28,17 @@ def split(tmp_path_factory):
     return write_photographs(tmp_path_factory.mktemp("photographs"), COUNT, classes=COUNT)
 
 
+def timetable(files, sizes=(SIZE,) * EPOCHS):
+    """An epoch of each image size."""
+    return Timetable(tuple(Phase(1, size, BATCH) for size in sizes), len(files))
+
+
 @pytest.fixture
 def stream(split):
     made = []
 
-    def make(files: FolderSplit = split, **options) -> Streaming:
-        chosen = {"batch": BATCH, "size": SIZE, "seed": 5, "epochs": EPOCHS, "workers": 0} | options
-        made.append(Streaming(files, "cpu", **chosen))
+    def make(files: FolderSplit = split, sizes=(SIZE,) * EPOCHS, **options) -> Streaming:
+        made.append(Streaming(files, "cpu", timetable(files, sizes), **{"seed": 5, "workers": 0} | options))
         return made[-1]
 
     yield make
@@ -52,7 +57,7 @@ def batches(source, steps):
 
 @pytest.fixture(scope="module")
 def expected(split):
-    return batches(Streaming(split, "cpu", batch=BATCH, size=SIZE, seed=5, epochs=EPOCHS, workers=0), STEPS)
+    return batches(Streaming(split, "cpu", timetable(split), seed=5, workers=0), STEPS)
 
 
 def assert_same(found, expected):
@@ -94,7 +99,7 @@ def test_going_back_and_forth_gives_the_same_batches(stream, expected):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_share_each_global_batch_and_crop_as_one_process_does(stream, expected, ranks):
-    parts = [batches(stream(batch=BATCH // ranks, rank=rank, ranks=ranks), STEPS) for rank in range(ranks)]
+    parts = [batches(stream(rank=rank, ranks=ranks), STEPS) for rank in range(ranks)]
     together = [tuple(map(torch.cat, zip(*step, strict=True))) for step in zip(*parts, strict=True)]
     assert_same(together, expected)
 
@@ -113,13 +118,13 @@ def test_another_seed_and_another_epoch_crop_differently(stream, split):
 
 def test_the_size_may_change_from_epoch_to_epoch(stream):
     sizes = [16, 32, 24]
-    source = stream(size=lambda epoch: sizes[epoch], workers=2)
+    source = stream(sizes=sizes, workers=2)
     assert [x.shape[2:] for x, _ in batches(source, STEPS)[:: COUNT // BATCH]] == [(size, size) for size in sizes]
 
 
 def test_a_size_reached_after_another_gives_the_batches_of_that_size_alone(stream, expected):
     steps = COUNT // BATCH
-    found = batches(stream(size=lambda epoch: SIZE if epoch == 1 else 40, workers=1), STEPS)
+    found = batches(stream(sizes=[40, SIZE, 40], workers=1), STEPS)
     assert_same(found[steps : 2 * steps], expected[steps : 2 * steps])
 
 
@@ -219,7 +224,7 @@ def test_workers_are_one_a_core_less_one_but_at_least_one(monkeypatch):
 @pytest.fixture
 def cached(split, tmp_path):
     """The batches by way of a cache, and the cache."""
-    source = Streaming(split, "cpu", batch=BATCH, size=SIZE, seed=5, epochs=EPOCHS, workers=0, cache=tmp_path / "cache")
+    source = Streaming(split, "cpu", timetable(split), seed=5, workers=0, cache=tmp_path / "cache")
     return batches(source, STEPS), source.decoder.cache
 
 

@@ -105,7 +105,7 @@ def test_there_is_no_look_while_eps_still_grows(settings, tmp_path):
 def test_the_images_looked_at_are_spread_over_the_set_from_its_first_to_its_last(settings, tmp_path):
     """It may be sorted by class."""
     run = Run(settings("method=fgsm", "validation=500").resolved(), tmp_path / "run", Watcher())
-    (x, y), looked = run.tracked, run.guard.monitor
+    (x, y), looked = run.tracking_images, run.guard.monitor
     assert len(looked.y) == IMAGES < len(y)
     places = [int((x == image).flatten(1).all(1).nonzero()[0]) for image in looked.x]
     assert (places[0], places[-1]) == (0, len(x) - 1)
@@ -126,7 +126,7 @@ def test_a_look_takes_no_more_images_at_once_than_an_evaluation(settings, monkey
     """Of large images a device may have room for no more than it trains on, far fewer than the probe's."""
     batches, look = [], CollapseMonitor.look
     monkeypatch.setattr(CollapseMonitor, "look", lambda self, model: batches.append(self.batch) or look(self, model))
-    monkeypatch.setattr(Run, "fitting", lambda run, batch: min(batch, 20))
+    monkeypatch.setattr(Run, "evaluation_batch", lambda run, batch: min(batch, 20))
     train(settings("method=fgsm"))
     assert batches == [20, 20]
 
@@ -318,12 +318,12 @@ def test_a_run_that_collapses_at_once_goes_back_to_its_first_state(settings, tmp
 def test_the_healthy_state_is_kept_where_it_was_kept_before(settings, tmp_path):
     run = Run(settings("epochs=1").resolved(), tmp_path / "run", Watcher())
     run.guard.start()
-    places = {name: value.data_ptr() for name, value in run.guard.tensors.items()}
-    first = {name: value.clone() for name, value in run.guard.tensors.items()}
+    places = {name: value.data_ptr() for name, value in run.guard.healthy_state.items()}
+    first = {name: value.clone() for name, value in run.guard.healthy_state.items()}
     run.finish()
-    assert run.guard.step > 0
-    assert {name: value.data_ptr() for name, value in run.guard.tensors.items()} == places
-    assert not torch.equal(first["model.classifier.1.weight"], run.guard.tensors["model.classifier.1.weight"])
+    assert run.guard.healthy_step > 0
+    assert {name: value.data_ptr() for name, value in run.guard.healthy_state.items()} == places
+    assert not torch.equal(first["model.classifier.1.weight"], run.guard.healthy_state["model.classifier.1.weight"])
 
 
 def test_the_guard_never_loops_forever(settings, tmp_path, collapsing):
@@ -430,7 +430,7 @@ def test_a_run_killed_as_a_rollback_is_saved_still_tells_of_it(settings, tmp_pat
 
     collapsing(3, 4)
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "rewrite", lambda run: killed(run) if run.done else None)
+        patch.setattr(Run, "cut_files", lambda run: killed(run) if run.done else None)
         with pytest.raises(PulledPlugError):
             train(settings("epochs=3", "on_collapse=rollback"))
     collapsing()

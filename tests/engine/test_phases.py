@@ -140,11 +140,11 @@ def test_a_run_that_goes_back_into_an_earlier_phase_goes_on_as_it_did_before(roo
 
     def look(guard, seconds):
         if guard.run.done == 8 and not rolled:
-            guard.tensors = {name: value.detach().clone() for name, value in guard.run.step.state().items()}
-            guard.step = 8
+            guard.healthy_state = {name: value.detach().clone() for name, value in guard.run.step.state().items()}
+            guard.healthy_step = 8
         if guard.run.done == 13 and not rolled:
             rolled.append(guard.run.batches.size)
-            guard._roll_back(guard.tensors, seconds, guard.run.step.method)
+            guard._roll_back(seconds, guard.run.step.method)
             return True
         return False
 
@@ -214,7 +214,7 @@ def test_an_evaluation_takes_no_more_pixels_at_once_than_a_step_of_its_phase(roo
     fitting = []
     for epoch in range(3):
         run.batches.enter(epoch)
-        fitting.append(run.fitting(1024))
+        fitting.append(run.evaluation_batch(1024))
     run.step.data.close()
     assert fitting == [4, 4, 8]
 

@@ -38,7 +38,7 @@ def tracking(single, multi, method="fgsm", track="pgd-2,pgd-10", grown=0):
         for k, (high, level) in enumerate(zip(single, multi, strict=True))
     ]
     images = SimpleNamespace(classes=tuple("0123456789"))
-    guard = SimpleNamespace(tells=lambda step: step > grown)
+    guard = SimpleNamespace(can_judge=lambda step: step > grown)
     config, row = Config(track=track), METHODS[method]
     return Tracking(SimpleNamespace(config=config, history=history, images=images, method=row, guard=guard))
 

@@ -84,12 +84,12 @@ RUNS = {
 }
 
 
-def readings(name, every=10):
-    """The looks of a run, one every so many steps."""
+def readings(name):
+    """The looks of a run, one every ten steps."""
     columns = {key: [float(value) for value in text.split()] for key, text in RUNS[name].items()}
     known = {"chance": 0.1, "loss": 1.5, "rate": 0.1}
     scale = {key: 1e-6 if key == "error" else 1e-3 for key in columns}
     return [
-        known | {"step": every * (k + 1)} | {key: scale[key] * value for key, value in zip(columns, look, strict=True)}
+        known | {"step": 10 * (k + 1)} | {key: scale[key] * value for key, value in zip(columns, look, strict=True)}
         for k, look in enumerate(zip(*columns.values(), strict=True))
     ]

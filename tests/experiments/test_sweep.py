@@ -274,8 +274,8 @@ class Fake:
         self.stopped = True
 
 
-def items_in(folder, count=3):
-    return [Item(load_config(["data=digits", f"seed={k}"]).resolved(), folder / f"run{k}") for k in range(count)]
+def items_in(folder):
+    return [Item(load_config(["data=digits", f"seed={k}"]).resolved(), folder / f"run{k}") for k in range(3)]
 
 
 class Talking:
@@ -385,7 +385,7 @@ def test_a_live_table_on_a_narrow_terminal_cuts_off_no_setting(tmp_path, monkeyp
 def test_what_the_lines_of_a_sweep_have_room_for_is_not_told_once_more_at_its_end(tmp_path, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
-    items = items_in(tmp_path, 2)
+    items = items_in(tmp_path)[:2]
     items[0].state, items[0].said = "finished", "clean 74.0%"
     items[1].state, items[1].said = "failed", "training diverged in epoch 2: " + 10 * "the loss is not finite; "
     view = SweepView(items)

@@ -143,11 +143,11 @@ def test_keeping_the_healthy_state_waits_for_nothing_and_allocates_nothing(tmp_p
     (tmp_path / "run").mkdir()
     training.finish()
     guard = training.guard
-    places = {name: value.data_ptr() for name, value in guard.tensors.items()}
+    places = {name: value.data_ptr() for name, value in guard.healthy_state.items()}
     torch.cuda.synchronize()
     with without_waiting():
         guard._keep_state()
-    assert {name: value.data_ptr() for name, value in guard.tensors.items()} == places
+    assert {name: value.data_ptr() for name, value in guard.healthy_state.items()} == places
 
 
 def test_a_rollback_captures_the_step_of_the_new_method(tmp_path, monkeypatch):

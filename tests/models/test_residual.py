@@ -11,10 +11,10 @@ from elle.models.registry import ACTIVATIONS, MODELS, build_model
 from elle.models.residual import PostActBlock, PreActBlock
 
 
-def block_of(kind, width_in, width, stride, bottleneck, activation="relu"):
+def block_of(kind, width_in, stride, bottleneck, activation):
     """A block in eval mode whose BatchNorms do something."""
     torch.manual_seed(0)
-    block = kind(width_in, width, stride, bottleneck, ACTIVATIONS[activation]).eval()
+    block = kind(width_in, 8, stride, bottleneck, ACTIVATIONS[activation]).eval()
     for module in block.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 2)
@@ -37,7 +37,7 @@ PLANS = [
 @pytest.mark.parametrize("activation", ["relu", "silu"])
 def test_a_block_is_its_formula_written_out(bottleneck, width_in, stride, plan, activation):
     act = {"relu": F.relu, "silu": F.silu}[activation]
-    block = block_of(PostActBlock, width_in, 8, stride, bottleneck, activation)
+    block = block_of(PostActBlock, width_in, stride, bottleneck, activation)
     x = torch.randn(2, width_in, 6, 6)
     out = x
     for k, (step, padding) in enumerate(plan, 1):
@@ -54,7 +54,7 @@ def test_a_block_is_its_formula_written_out(bottleneck, width_in, stride, plan, 
 @pytest.mark.parametrize("activation", ["relu", "silu"])
 def test_a_pre_activation_block_is_its_formula_written_out(bottleneck, width_in, stride, plan, activation):
     act = {"relu": F.relu, "silu": F.silu}[activation]
-    block = block_of(PreActBlock, width_in, 8, stride, bottleneck, activation)
+    block = block_of(PreActBlock, width_in, stride, bottleneck, activation)
     x = torch.randn(2, width_in, 6, 6)
     out = x
     for k, (step, padding) in enumerate(plan, 1):

@@ -287,7 +287,7 @@ def gradient_misalignment(
 
 
 def finite_difference_misalignment(
-    model: Model, x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf", sigma: float = 1e-3
+    model: Model, x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf"
 ) -> Tensor:
     """Eq. 8: misalignment from loss differences along two Gaussian directions; NaN where the loss does not change.
 
@@ -295,6 +295,7 @@ def finite_difference_misalignment(
     """
     shifted = x + uniform_in_ball(x, eps, norm)
     u, v = (torch.randn(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    sigma = 1e-3
     points = torch.cat([x + sigma * u, x, shifted + sigma * v, shifted])
     loss = cross_entropy(_logits_with_ten_mantissa_bits(model, points), y.repeat(4))
     near, here, far, there = loss.chunk(4)

@@ -23,9 +23,9 @@ def piecewise_linear(points: Sequence[tuple[float, float]]) -> Multiplier:
     return multiplier
 
 
-def steps_down(drops: Sequence[float], factor: float = 0.1) -> Multiplier:
-    """1, multiplied by `factor` at each fraction in `drops`."""
-    return lambda fraction: factor ** sum(fraction >= drop for drop in drops)
+def steps_down(drops: Sequence[float]) -> Multiplier:
+    """1, divided by 10 at each fraction in `drops`."""
+    return lambda fraction: 0.1 ** sum(fraction >= drop for drop in drops)
 
 
 def warm_cosine(peak: float, start: float) -> Multiplier:

@@ -1,5 +1,6 @@
 """NumPy files: train.npz and test.npz, or pairs of .npy files, of a published set or of a user's own."""
 
+import math
 import os
 import zipfile
 from pathlib import Path
@@ -158,19 +159,15 @@ def _array(stream: IO[bytes], size: int) -> npt.NDArray[Any]:
     shape, fortran, dtype = readers[version](stream)
     if dtype.kind not in "biuf":
         raise ValueError("not an array of plain numbers")
-    if len(shape) > 8 or not all(0 <= length < 2**48 for length in shape):
-        raise ValueError("not a shape of images or labels")
-    count = 1
-    for length in shape:
-        count *= length
-    if count * dtype.itemsize != size - stream.tell():
-        raise ValueError(f"its header claims {count * dtype.itemsize} bytes, not those it has")
-    if count * dtype.itemsize > MAX_ARRAY:
+    claimed = math.prod(shape) * dtype.itemsize
+    if claimed != size - stream.tell():
+        raise ValueError(f"its header claims {claimed} bytes, not those it has")
+    if claimed > MAX_ARRAY:
         raise InputError(
-            f"an array of {count * dtype.itemsize} bytes; at most {MAX_ARRAY} are held in memory; "
+            f"an array of {claimed} bytes; at most {MAX_ARRAY} are held in memory; "
             f"write the images as files, which data=folder streams"
         )
-    raw = np.empty(count * dtype.itemsize, np.uint8)
+    raw = np.empty(claimed, np.uint8)
     view = raw.data
     while view:
         got = stream.readinto(view[: 2**26])  # type: ignore[attr-defined]

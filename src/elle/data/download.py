@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from elle.data.files import MAX_BYTES, unpack
+from elle.data.files import MAX_BYTES, unpack, writing
 from elle.errors import InputError, WorkError, nearest
 from elle.version import __version__
 
@@ -94,7 +94,7 @@ def download(remote: Remote, folder: Path, report: Report) -> Path:
     """The file in `folder`, downloaded unless it is there already with the right sum; NAME.part until it is whole."""
     target = folder / remote.name
     part = folder / f"{remote.name}.part"
-    try:
+    with writing(target):
         if target.exists() and _md5(target) == remote.md5:
             report(remote.name, target.stat().st_size, target.stat().st_size)
             return target
@@ -108,8 +108,6 @@ def download(remote: Remote, folder: Path, report: Report) -> Path:
                 f"nothing of it is kept; try again, and if it stays so the file was changed"
             )
         os.replace(part, target)
-    except OSError as problem:
-        raise WorkError(f"could not write {target}: {problem.strerror}; repair that and run it again") from None
     return target
 
 
@@ -127,8 +125,6 @@ def _fetch(remote: Remote, part: Path, report: Report) -> None:
             if _attempt(remote, part, report):
                 return
             reason = "the connection broke off"
-        except _WriteError as problem:
-            raise problem.cause from None
         except urllib.error.HTTPError as problem:
             reason = f"the server says {problem.code} {problem.reason}"
             if problem.code == 416:  # nothing after what is there: whole, or too much; the sum will tell
@@ -145,13 +141,6 @@ def _fetch(remote: Remote, part: Path, report: Report) -> None:
             nothing = f"nothing has arrived; check the connection and run it again, or put the file in {part.parent}"
             raise WorkError(f"{remote.url}: {reason}; {kept if size else nothing}")
         time.sleep(min(2.0**failures, 10.0) * PAUSE)
-
-
-class _WriteError(Exception):
-    """A problem with the disk, not with the connection."""
-
-    def __init__(self, cause: OSError) -> None:
-        self.cause = cause
 
 
 def _attempt(remote: Remote, part: Path, report: Report) -> bool:
@@ -176,16 +165,12 @@ def _attempt(remote: Remote, part: Path, report: Report) -> bool:
 
 def _receive(response: http.client.HTTPResponse, part: Path, have: int, report: Callable[[int], None]) -> int:
     """Write what arrives after the first `have` bytes of `part`; how many bytes there are then."""
-    try:
-        file = open(part, "ab" if have else "wb")  # noqa: SIM115 (closed below; opening is a problem of the disk)
-    except OSError as problem:
-        raise _WriteError(problem) from None
+    with writing(part):  # here alone: any other OSError is a problem of the connection, not of the disk
+        file = open(part, "ab" if have else "wb")  # noqa: SIM115 (closed below)
     with file:
         while have <= MAX_BYTES and (chunk := response.read1(_CHUNK)):
-            try:
+            with writing(part):
                 file.write(chunk)
-            except OSError as problem:
-                raise _WriteError(problem) from None
             have += len(chunk)
             report(have)
     return have

@@ -1,9 +1,10 @@
 """The files of a set, in a folder or a .tar.gz: every size is bounded before anything is allocated."""
 
+import contextlib
 import gzip
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -28,6 +29,17 @@ class Files(Protocol):
     def read(self, name: str) -> bytes: ...
 
 
+def names_in(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    """The sorted names of what is wanted of a folder; none where there is no folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if wanted(entry))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be listed ({error.strerror}); check its permissions") from None
+
+
 @dataclass(frozen=True)
 class Folder:
     """The files directly in a folder, less unfinished downloads."""
@@ -35,13 +47,7 @@ class Folder:
     where: Path
 
     def names(self) -> Sequence[str]:
-        try:
-            with os.scandir(self.where) as entries:
-                return sorted(entry.name for entry in entries if entry.is_file() and not entry.name.endswith(".part"))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise InputError(f"{self.where}: cannot be listed ({error.strerror}); check its permissions") from None
+        return names_in(self.where, lambda entry: entry.is_file() and not entry.name.endswith(".part"))
 
     def label(self, name: str) -> str:
         return str(self.where / name)
@@ -178,6 +184,15 @@ def _name(header: bytes) -> str:
     return (prefix + b"/" + name if prefix else name).decode("utf-8", "replace")
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Tell in one line that the file could not be written."""
+    try:
+        yield
+    except OSError as problem:
+        raise WorkError(f"could not write {path}: {problem.strerror}; repair that and run it again") from None
+
+
 def unpack(archive: Path, target: Path) -> list[Path]:
     """Write the files of a .tar.gz under `target`; one refused entry and nothing is written.
 
@@ -190,10 +205,8 @@ def unpack(archive: Path, target: Path) -> list[Path]:
         path = _destination(archive, member, target)
         if not member.is_file:
             continue
-        try:
+        with writing(path):
             _write(path, member, target)
-        except OSError as error:
-            raise WorkError(f"could not write {path}: {error.strerror}; repair that and run it again") from None
         written.append(path)
     return written
 

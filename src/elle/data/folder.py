@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from elle.data.files import names_in
 from elle.data.sources import apart
 from elle.errors import InputError, first_line
 
@@ -81,13 +82,7 @@ def index_folder(root: Path) -> FolderIndex:
 
 
 def _class_folders(split: Path) -> list[str]:
-    try:
-        with os.scandir(split) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as problem:
-        raise InputError(f"{split}: cannot be listed ({problem.strerror}); check its permissions") from None
+    return names_in(split, lambda entry: entry.is_dir() and not entry.name.startswith("."))
 
 
 def _by_class(split: Path, classes: list[str]) -> FolderSplit:

@@ -223,10 +223,8 @@ def training_source(
     source = Streaming(
         files.files,
         device,
-        batch=lambda epoch: timetable.batch(epoch) // ranks,
-        size=timetable.size,
+        timetable,
         seed=seed,
-        epochs=timetable.epochs,
         crop=crop > 0,
         flip=flip,
         workers=workers,

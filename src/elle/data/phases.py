@@ -76,7 +76,7 @@ class Timetable:
         """Images a step: those of its phase, or all where there are fewer."""
         return min(self._of_epoch[epoch].batch, self.images)
 
-    def cut(self) -> str | None:
+    def note_on_batches(self) -> str | None:
         """What to tell of batches that are larger than the training set; None where there are none."""
         larger = [f"batch={phase.batch}" for phase in self.phases if phase.batch > self.images]
         if not larger:
@@ -106,7 +106,7 @@ class Timetable:
         """Whether it is the first epoch of a phase."""
         return epoch in self._first_epochs
 
-    def share(self, step: int) -> float:
+    def progress(self, step: int) -> float:
         """The share of all epochs that has passed in the middle of a step: schedules are functions of it."""
         # The middle, so that neither the first nor the last step of a schedule has rate 0.
         epoch, place = self.place(step)

@@ -32,9 +32,9 @@ class Dataset:
     description: str
     load: Callable[..., ImageSet]
     """Takes the folder where `needs_root`."""
-    needs_root: bool
     defaults: Mapping[str, Any]
     weights: Mapping[str, float | Callable[[float, str], float]]
+    needs_root: bool = True
     files: bool = False
     """A folder of image files: `load` also takes image_size and workers."""
     statistics: Statistics | None = None
@@ -103,7 +103,6 @@ _ROWS = (
         "cifar10",
         "60,000 photographs in 10 classes, 32 x 32 colour pixels",
         cifar10,
-        needs_root=True,
         defaults=_CIFAR,
         weights={"elle": _cifar10_elle, "elle-a": lambda eps, schedule: 10_000.0 if _is_long(schedule) else 4_000.0},
     ),
@@ -111,7 +110,6 @@ _ROWS = (
         "cifar100",
         "60,000 photographs in 100 classes, 32 x 32 colour pixels",
         cifar100,
-        needs_root=True,
         defaults=_CIFAR,
         weights={"elle": 5_000.0, "elle-a": 4_000.0},
     ),
@@ -119,7 +117,6 @@ _ROWS = (
         "svhn",
         "99,289 digits of house numbers, 32 x 32 colour pixels",
         svhn,
-        needs_root=True,
         # As published: neither crops nor mirror images, which are no digits.
         defaults=_CIFAR | {"epochs": 15, "lr": 0.05, "schedule": "short-svhn", "crop": 0, "flip": False},
         weights={"elle": 20_000.0, "elle-a": 20_000.0},
@@ -128,7 +125,6 @@ _ROWS = (
         "mnist",
         "70,000 handwritten digits, 28 x 28 grey pixels",
         mnist,
-        needs_root=True,
         defaults=_GREY,
         weights={"elle": 100.0, "elle-a": 300.0},
     ),
@@ -136,7 +132,6 @@ _ROWS = (
         "fashion-mnist",
         "70,000 articles of clothing, 28 x 28 grey pixels",
         fashion_mnist,
-        needs_root=True,
         defaults=_GREY | {"eps": 0.1},
         weights={"elle": 1_000.0, "elle-a": 1_000.0},
     ),
@@ -144,7 +139,6 @@ _ROWS = (
         "arrays",
         "your own images as .npz or .npy files: x uint8 [N, H, W, C], y integers [N]",
         own_arrays,
-        needs_root=True,
         defaults=_CIFAR | {"validation": 0, "crop": 0, "flip": False},
         weights={"elle": 4_000.0, "elle-a": 4_000.0},
     ),
@@ -152,7 +146,6 @@ _ROWS = (
         "folder",
         "your own images: CLASS/*.jpg in root, or train/CLASS/*.jpg and val/CLASS/*.jpg (or .png, .webp)",
         folder_set,
-        needs_root=True,
         # What is None depends on how many the images are, and how large: `filled_in`.
         defaults={"eps": 4 / 255, "schedule": "short", "clip": True, "flip": True}
         | dict.fromkeys(("model", "epochs", "batch", "lr", "validation", "crop")),
@@ -163,7 +156,6 @@ _ROWS = (
         "imagenet",
         "1,281,167 photographs in 1,000 classes: train/CLASS/*.JPEG and val/CLASS/*.JPEG in root",
         imagenet,
-        needs_root=True,
         defaults={
             "model": "resnet50",
             "eps": 4 / 255,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from elle.data.cache import ResizeCache
 from elle.data.decoding import MARGIN
 from elle.data.folder import REPAIR, FolderSplit
+from elle.data.phases import Timetable
 from elle.data.resident import epoch_order, to_unit
 from elle.data.workers import Batch, Decoder, Task, made_by_workers, usable_workers
 from elle.errors import InputError, WorkError
@@ -22,8 +23,7 @@ _Tensors = tuple[Tensor, Tensor, Tensor]
 class Streaming:
     """A folder's images in batches, for each step of a run; `stage` brings one to the device, `batch` returns it.
 
-    `batch` images a step are this rank's part of batch * ranks: rank r takes the r-th slice of each global batch.
-    `batch` and `size`, the image size, are numbers, or give that of an epoch.
+    Of each batch of the timetable rank r takes the r-th of `ranks` equal slices.
     `cache` is a folder to keep decoded images in.
     """
 
@@ -31,11 +31,9 @@ class Streaming:
         self,
         split: FolderSplit,
         device: torch.device | str,
+        timetable: Timetable,
         *,
-        batch: int | Callable[[int], int],
-        size: int | Callable[[int], int],
         seed: int,
-        epochs: int,
         crop: bool = True,
         flip: bool = True,
         workers: int | None = None,
@@ -45,13 +43,10 @@ class Streaming:
         ranks: int = 1,
     ) -> None:
         self.device = torch.device(device)
-        self.count, self.seed, self.epochs = len(split), seed, epochs
+        self.count, self.timetable, self.seed = len(split), timetable, seed
         self.rank, self.ranks = rank, ranks
         self.workers, self.ahead = usable_workers(workers), ahead
-        self.images: Callable[[int], int] = batch if callable(batch) else lambda epoch: batch
-        self.size: Callable[[int], int] = size if callable(size) else lambda epoch: size
-        self._fullest = max(range(epochs), key=lambda epoch: self.images(epoch) * self.size(epoch) ** 2)
-        largest = max(self.size(epoch) for epoch in range(epochs))
+        largest = max(phase.image_size for phase in timetable.phases)
         kept = ResizeCache(cache, split.paths, round(MARGIN * largest)) if cache is not None else None
         self.decoder = Decoder(split, seed=seed, crop=crop, flip=flip, cache=kept)
         self._batches: Generator[Batch, None, None] | None = None
@@ -63,9 +58,9 @@ class Streaming:
     def __len__(self) -> int:
         return self.count
 
-    def steps(self, epoch: int) -> int:
-        """Whole global batches in an epoch."""
-        return self.count // (self.images(epoch) * self.ranks)
+    def images(self, epoch: int) -> int:
+        """This rank's part of a batch."""
+        return self.timetable.batch(epoch) // self.ranks
 
     def order(self, seed: int, epoch: int) -> Tensor:
         """The order of this epoch, int64 [N]."""
@@ -73,11 +68,11 @@ class Streaming:
 
     def tasks(self, epoch: int, step: int) -> Iterator[Task]:
         """Every batch of this rank from that step on, to the end of the last epoch."""
-        for e in range(epoch, self.epochs):
-            order, size, images = epoch_order(self.count, self.seed, e), self.size(e), self.images(e)
-            for k in range(step if e == epoch else 0, self.steps(e)):
+        for e in range(epoch, self.timetable.epochs):
+            order, images = epoch_order(self.count, self.seed, e), self.images(e)
+            for k in range(step if e == epoch else 0, self.timetable.steps(e)):
                 first = (k * self.ranks + self.rank) * images
-                yield Task(e, first, order[first : first + images], size)
+                yield Task(e, first, order[first : first + images], self.timetable.size(e))
 
     def stage(self, epoch: int, step: int) -> None:
         """Wait for the batch of that step and put it where `batch` finds it; steps in a row are made ahead."""
@@ -85,11 +80,13 @@ class Streaming:
             return
         if self._batches is None or self._next != (epoch, step):
             self.close()
+            epochs = range(self.timetable.epochs)
+            fullest = max(epochs, key=lambda one: self.images(one) * self.timetable.size(one) ** 2)
             self._batches = made_by_workers(
                 self.decoder,
                 self.tasks(epoch, step),
-                images=self.images(self._fullest),
-                size=self.size(self._fullest),
+                images=self.images(fullest),
+                size=self.timetable.size(fullest),
                 workers=self.workers,
                 ahead=self.ahead,
             )
@@ -99,9 +96,9 @@ class Streaming:
             # The input was fine when the run began, and a run goes on with as many images as it began with.
             raise WorkError(str(problem).replace(REPAIR, "replace it")) from None
         self._now = epoch, step
-        self._next = (epoch, step + 1) if step + 1 < self.steps(epoch) else (epoch + 1, 0)
+        self._next = (epoch, step + 1) if step + 1 < self.timetable.steps(epoch) else (epoch + 1, 0)
         self._put(tuple(torch.from_numpy(part) for part in batch))  # type: ignore[arg-type]
-        if self._next == (self.epochs, 0):
+        if self._next == (self.timetable.epochs, 0):
             self.close()  # that was the last one: the workers' memory is free for the evaluation
 
     def _put(self, batch: _Tensors) -> None:

@@ -12,7 +12,7 @@ from elle.models.weight_gradients import side_stream
 
 
 class Alongside:
-    """Where such work is launched, within one step; on a CPU it is done when it is called."""
+    """Launches small work on a side stream within one step; on a CPU the work is simply done where it is called."""
 
     def __init__(self, device: torch.device) -> None:
         self.side = side_stream(device) if device.type == "cuda" else None
@@ -20,7 +20,7 @@ class Alongside:
 
     @contextlib.contextmanager
     def work(self, *read: Tensor) -> Iterator[None]:
-        """Within it, work that reads these and what was there before; what it finds is there from `join` on."""
+        """Run the block on the side stream: it may read `read` and all older tensors; use its results after `join`."""
         if self.side is None:
             yield
             return
@@ -32,7 +32,7 @@ class Alongside:
             yield
 
     def join(self) -> None:
-        """Have the current stream wait for all of it; a CUDA graph is not complete before."""
+        """Make the current stream wait for the side stream; a CUDA graph is incomplete without this."""
         if self.side is not None and self.read:
             torch.cuda.current_stream().wait_stream(self.side)
         self.read.clear()

@@ -30,7 +30,7 @@ _COUNTED = "num_batches_tracked"
 
 
 class Apart:
-    """Where a network's second chain of passes runs, and what it writes; on a CPU it comes when it is called."""
+    """Runs the penalty's passes on a stream of their own, BatchNorm's statistics aside; on a CPU in the usual order."""
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = _batch_norms(model)
@@ -40,23 +40,23 @@ class Apart:
         ]
         device = next(model.parameters()).device
         self.kept = torch.tensor([1 - (layer.momentum or 0.0) for layer in self.layers], device=device)
-        """Of its running statistics a layer keeps this share at a pass."""
+        """The share (1 - momentum) of its running statistics that each layer keeps at a pass."""
         self.sizes = [layer.num_features for layer in self.layers for _ in _MOVED]
         owners = [number for number, layer in enumerate(self.layers) for _ in range(len(_MOVED) * layer.num_features)]
         self.owners = torch.tensor(owners, dtype=torch.int64, device=device)
         self.stream = _stream(device) if device.type == "cuda" else None
         self.begun: torch.cuda.Event | None = None
         self.factors: list[Tensor] = []
-        """What is left of each running statistic after the passes; kept, as two streams use it."""
+        """(1 - m)^k for each running statistic; an attribute, so that it lives until both streams have used it."""
 
     def begin(self) -> None:
-        """What the passes read is there from now on."""
+        """Mark the moment from which the passes may start: all that they read has been launched."""
         if self.stream is not None:
             self.begun = torch.cuda.current_stream().record_event()
 
     @contextlib.contextmanager
     def passes(self) -> Iterator[None]:
-        """Within it, passes that run beside whatever has been launched since `begin`; what follows waits for both."""
+        """Run the block beside whatever was launched since `begin`; what is launched after it waits for both."""
         own = [layer._buffers for layer in self.layers]
         with self._stream_of_passes():
             if self.layers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import multiprocessing
 import os
 import shutil
@@ -29,7 +28,7 @@ from elle.evaluation.evaluate import device_name, record_of
 from elle.evaluation.names import EvaluationAttack, parse_attacks
 from elle.evaluation.units import Files, Settings, count_chunks, plan
 from elle.evaluation.worker import Worker
-from elle.files import write_atomically, write_json
+from elle.files import read_object, write_atomically, write_json
 from elle.signals import handling
 
 PARTS = "evaluation.parts"
@@ -92,7 +91,7 @@ def assess_run(
 
 
 def _identity(job: Job, subject: Subject) -> dict[str, Any]:
-    """What must agree for a unit of one evaluation to be a unit of another: all but attacks and devices."""
+    """What two evaluations must have in common to share their units: everything but attacks and devices."""
     points = {"data": subject.data, "count": job.count, "points": subject.points_digest()}
     # The same weights are another network in another function.
     network = {"model": subject.model_name, "weights": subject.digest()}
@@ -101,7 +100,7 @@ def _identity(job: Job, subject: Subject) -> dict[str, Any]:
 
 def _finished(out: Path, identity: dict[str, Any], attacks: list[EvaluationAttack]) -> dict[str, Any] | None:
     """The record that is there already, if it is this very evaluation and nothing newer was begun."""
-    record = _read(out / RESULT)
+    record = read_object(out / RESULT)
     if not record or (out / PARTS).exists():
         return None
     same = record.get("identity") == identity and list(record["attacks"]) == [one.name for one in attacks]
@@ -121,7 +120,7 @@ def _claim(out: Path, identity: dict[str, Any], resume: bool) -> bool:
             f"{out} holds an unfinished evaluation ({count} units done); continue it with --resume, "
             f"choose another --out, or delete {parts}"
         )
-    begun = _read(parts / "identity.json")
+    begun = read_object(parts / "identity.json")
     if not begun:
         raise InputError(f"{parts / 'identity.json'} is damaged; delete {parts} and evaluate again without --resume")
     differing = [key for key in identity if begun.get(key) != identity[key]]
@@ -141,7 +140,7 @@ def _spelled(key: str, value: Any) -> str:
 
 @contextlib.contextmanager
 def _stoppable(parts: Path, total: int) -> Iterator[None]:
-    """What ends it early costs the unit at work."""
+    """A signal or a full memory ends the work in one line that tells what is saved: all but the unit at work."""
 
     def saved() -> str:
         count = len(list(parts.glob("*.npz")))
@@ -192,7 +191,7 @@ def _run(
 
 
 def _share(job: Job, parts: Path, device: str, chunks: list[int], parent: int) -> None:
-    """What one worker process does."""
+    """The work of one process: attack its share of the chunks, and end with the process that started it."""
     subject = load_subject(job.source, pick_device(device), job.count)
 
     def orphaned() -> None:
@@ -236,18 +235,9 @@ def _keep_examples(out: Path, job: Job, subject: Subject) -> None:
             write_atomically(out / SAVED / f"{unit.name}.npz", content.getvalue())
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; an empty one where there is none."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _set_aside(out: Path, record: dict[str, Any]) -> None:
     """A record that says something the new one does not is kept under the next free number, with its images."""
-    old = _read(out / RESULT)
+    old = read_object(out / RESULT)
     repeated = old.get("identity") == record["identity"] and set(old["attacks"]) <= set(record["attacks"])
     if not (out / RESULT).exists() or repeated:
         return

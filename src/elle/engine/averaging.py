@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Average:
-    """Of everything in a network's state: mean <- decay mean + (1 - decay) value, after every step."""
+    """A running mean of all tensors of a network's state: mean <- decay mean + (1 - decay) value after every step."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model, self.decay = model, decay
@@ -18,7 +18,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, before: Tensor) -> None:
-        """Take in the network after one more step than the `before`, which tell how little there is to average yet."""
+        """Add the network of now to the mean; `before`, the number of earlier steps, lowers the decay at the start."""
         # 9 / (10 + before) is 1 - (1 + before) / (10 + before): the beginning, far from the end, is forgotten soon.
         share = (9 / (10 + before)).clamp(min=1 - self.decay).float()
         values = self.model.state_dict()
@@ -34,7 +34,7 @@ class Average:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Within it the network has the mean's weights, in the same memory; afterwards its own again."""
+        """Within it the network holds the mean weights, copied into its own memory; afterwards its own again."""
         values = self.model.state_dict()
         own = {name: value.detach().clone() for name, value in values.items()}
         self._put(self.tensors)

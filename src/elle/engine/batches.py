@@ -30,15 +30,15 @@ class Batches:
             for epoch in range(timetable.epochs):
                 ranks.share(timetable.batch(epoch), accumulate)  # refused now, not when its phase begins
         except InputError as problem:
-            cut = timetable.cut()
-            raise InputError(f"{cut}; {problem}" if cut else str(problem)) from None
+            note = timetable.note_on_batches()
+            raise InputError(f"{note}; {problem}" if note else str(problem)) from None
         self._order: tuple[int, Tensor] | None = None
         self.enter(0)
 
     def enter(self, epoch: int) -> None:
-        """Go on in that epoch's phase."""
+        """Take batch and image size from the phase of this epoch."""
         self.shape = self.timetable.batch(epoch), self.timetable.size(epoch)
-        """Images of a batch, of all ranks, and pixels of their side: a captured step holds one such shape."""
+        """(images of a batch over all ranks, pixels of an image's side): a captured step works for one such shape."""
         self.size, self.steps = self.shape[0], self.timetable.steps(epoch)
 
     @property
@@ -47,7 +47,7 @@ class Batches:
         return self.ranks.share(self.size, self.accumulate)
 
     def place(self, done: int) -> tuple[int, int]:
-        """Epoch and batch in it of the next step; a method that replays its batches passes over the set more slowly."""
+        """The epoch of the next step, and its batch in it; each batch counts once, however often it is replayed."""
         return self.timetable.place(done // self.replays)
 
     def index(self, done: int) -> Tensor:

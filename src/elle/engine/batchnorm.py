@@ -32,7 +32,7 @@ class _Mean(Function):
 
 
 class RanksBatchNorm(_BatchNorm):
-    """A BatchNorm layer in whose place it stands: the same parameters and buffers; in eval mode the same values."""
+    """Takes the place of a BatchNorm layer, with its parameters and buffers; in eval mode it computes the same."""
 
     def __init__(self, layer: _BatchNorm, ranks: Ranks) -> None:
         super().__init__(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
@@ -85,7 +85,7 @@ def synchronise(model: nn.Module, ranks: Ranks) -> nn.Module:
 
 
 def _only_normalising(layer: _BatchNorm) -> _BatchNorm:
-    """The layer, unless it does more than BatchNorm, as timm's with its activation inside: that would be lost."""
+    """The layer; InputError where it does more, as timm's BatchNorm with an activation inside: that would be lost."""
     kind = type(layer)
     if kind.forward not in (_BatchNorm.forward, SyncBatchNorm.forward, BatchNorm.forward) or "forward" in vars(layer):
         raise InputError(

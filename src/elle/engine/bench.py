@@ -83,7 +83,7 @@ def measure(method: str, setting: Setting, profile: bool = False) -> Row:
 
 
 def step_milliseconds(method: str, setting: Setting, seconds: float) -> float:
-    """Of one method's step alone, on a GPU measured for so long: to compare settings."""
+    """The time of one method's step without the rest of `measure`; a GPU is measured for `seconds`."""
     gc.collect()
     return _median_ms(_runnable(_step(configured(method), setting), setting), setting, seconds)
 
@@ -136,7 +136,7 @@ def _runnable(step: Step, setting: Setting) -> Callable[[], None]:
 
 
 def _peak_bytes(step: Step, setting: Setting) -> int:
-    """The most that a step takes beyond the network, its momentum and the images; of the step as it is, not a graph."""
+    """The most memory a step needs beyond network, momentum and images, without a CUDA graph."""
     index = torch.arange(setting.images, device=setting.device)
     step(index, penalty=setting.penalty)
     step.optimizer.zero_grad()
@@ -162,7 +162,7 @@ def _median_ms(run: Callable[[], None], setting: Setting, seconds: float = 3.0) 
 
 
 def milliseconds(run: Callable[[], None], rounds: int, repeats: int, device: torch.device) -> float:
-    """Of one run: the median over rounds of the mean over repeats, by CUDA events on a GPU."""
+    """The time of one `run()`: the median over rounds of the mean over repeats, by CUDA events on a GPU."""
     times = []
     for _ in range(rounds):
         if device.type == "cuda":

@@ -29,7 +29,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
 
 
 def packed(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
-    """The content of such a file."""
+    """The bytes of such a safetensors file."""
     # Copies: two names may share storage, which the format refuses.
     plain = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
     return save(plain, metadata={_HEADER: json.dumps(header)})

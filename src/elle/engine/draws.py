@@ -29,7 +29,7 @@ class Draws:
 
     @contextlib.contextmanager
     def whole(self, images: int) -> Iterator[None]:
-        """Within it, draws are for all of this rank's images."""
+        """Within it, torch's draws are made for all ranks' images, and cut to this rank's."""
         if self.ranks == 1:
             yield
             return
@@ -51,7 +51,7 @@ class Draws:
 
 class _Cut(TorchFunctionMode):
     leaves_layers_alone = True
-    """BatchNorm may be fused."""
+    """Only draws are replaced, so layers may still use kernels that torch functions do not see."""
 
     def __init__(
         self, rank: int, ranks: int, parts: int, number: int, images: int, kept: list[Tensor], single: bool
@@ -78,7 +78,7 @@ class _Cut(TorchFunctionMode):
         return value[0] if len(value) == 1 else value.flatten(0, 1)
 
     def _of_images(self, shape: Sequence[int]) -> bool:
-        """Whether a draw has a row an image; otherwise it is one for the whole batch, and the same everywhere."""
+        """Whether the draw has a row for each image; otherwise it is one for the whole batch, the same on all ranks."""
         return len(shape) > 0 and (shape[0] > 1 or self.single)
 
     def _drawn(self, function: Any, shape: Sequence[int], args: Any, kwargs: Any) -> Tensor:
@@ -106,7 +106,7 @@ def _shape(function: Any, args: Any, kwargs: Any) -> Sequence[int]:
 
 
 def _resized(function: Any, size: list[int], args: Any, kwargs: Any) -> Tensor:
-    """The same draw in another size; in the same order of memory, so that its rows are those of one process."""
+    """The same draw in another size, in the same memory format: only so are its rows those of one process."""
     if function in _LIKE:
         x = args[0]
         last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()

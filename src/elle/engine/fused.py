@@ -32,7 +32,7 @@ MOST = 2**15
 
 
 def by_kernels(method: Method) -> Method:
-    """The method with an attack and a loss that use the kernels, which its first derivatives alone allow."""
+    """The method with attack and loss by the kernels, where there are any; they have first derivatives only."""
     attack, loss = method.attack, method.loss
     if type(attack) is SignStep:
         attack = _SignStep(**vars(attack))
@@ -72,7 +72,7 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def takes_logits(logits: Tensor, target: Tensor) -> bool:
-    """Whether the kernel is for these: not too many, with a label each."""
+    """Whether the kernel can take these logits: a GPU's, not too many, with one label each."""
     return (
         _usable(logits)
         and logits.dim() == 2
@@ -121,7 +121,7 @@ def _launch_cross_entropy(logits: Tensor, y: Tensor, slopes: Tensor, loss: Tenso
 
 
 def takes_step(x_adv: Tensor, gradient: Tensor, x: Tensor, eps: Tensor) -> bool:
-    """Whether the kernel is for these: three arrays that lie alike, without holes, and a radius on the device."""
+    """Whether the kernel can take these: three dense arrays of one layout on a GPU, and a radius on the same device."""
     arrays = (x_adv, gradient, x)
     return (
         all(_usable(one) and one.dtype is torch.float32 for one in arrays)
@@ -148,7 +148,7 @@ def stepped(
 
 
 def _usable(x: Tensor) -> bool:
-    """Whether kernels see the tensor as it is: a compiler and torch.func would not see through them."""
+    """Whether a kernel may read it: on a GPU, and neither compiled nor under torch.func, which do not know kernels."""
     return (
         _on_gpu(x)
         and type(x) is Tensor

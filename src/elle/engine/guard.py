@@ -36,10 +36,10 @@ class Guard:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.rollbacks = 0
-        self.tensors: dict[str, Tensor] | None = None
-        """The last healthy state: copies on the device of what `Step.state` returned."""
-        self.step = 0
-        """The step after which they were taken."""
+        self.healthy_state: dict[str, Tensor] | None = None
+        """Copies on the device of what `Step.state` returned at the last healthy look, or at the start."""
+        self.healthy_step = 0
+        """The step after which that was."""
         self.strengthened_at: int | None = None
         """The step from which the last rollback went on with a stronger method."""
         # On by default for every method that its network can learn to fool.
@@ -50,7 +50,7 @@ class Guard:
 
     @property
     def every(self) -> int:
-        """Steps between looks, in the phase of now; 0 for none."""
+        """Steps between two looks in the current phase; 0 for no looks."""
         every = self.run.config.probe_every
         # Rounded down: what lasts for two looks is known within an epoch of its first.
         twice_an_epoch = max(1, self.run.steps_per_epoch // 2) if self.wanted else 0
@@ -69,27 +69,28 @@ class Guard:
             self._keep_state()
 
     def _keep_state(self) -> None:
-        """Over the one kept before, where it lies and in one go: no memory is allocated twice an epoch."""
-        self.step, now = self.run.done, {name: value.detach() for name, value in self.run.step.state().items()}
-        if self.tensors is None or self.tensors.keys() != now.keys():
-            self.tensors = {name: value.clone() for name, value in now.items()}
+        """Make the state of now the healthy one, in the memory of the one before: none is allocated twice an epoch."""
+        self.healthy_step = self.run.done
+        now = {name: value.detach() for name, value in self.run.step.state().items()}
+        if self.healthy_state is None or self.healthy_state.keys() != now.keys():
+            self.healthy_state = {name: value.clone() for name, value in now.items()}
         else:
-            torch._foreach_copy_([self.tensors[name] for name in now], list(now.values()))
+            torch._foreach_copy_([self.healthy_state[name] for name in now], list(now.values()))
 
     def due(self) -> bool:
         """Whether it is time for a look."""
         run, every = self.run, self.every
         # Two looks an epoch are counted from where the phase begins: another has epochs of another length.
         passed = run.done if run.config.probe_every else run.timetable.into_phase(run.done - 1) + 1
-        return bool(every) and passed % every == 0 and self.tells(run.done)
+        return bool(every) and passed % every == 0 and self.can_judge(run.done)
 
-    def tells(self, step: int) -> bool:
-        """Whether the network after `step` can be judged: not while eps still grows, which it has not yet met."""
+    def can_judge(self, step: int) -> bool:
+        """Whether the network after `step` has been trained at the whole eps: while eps grows, it has not met it."""
         run = self.run
-        return run.schedule.eps(run.timetable.share(min(step, run.total_steps - 1))) == 1
+        return run.schedule.eps(run.timetable.progress(min(step, run.total_steps - 1))) == 1
 
     def latest(self) -> dict[str, float | None]:
-        """The means of what the steps since the last look have written down."""
+        """The means over the steps since the last look of each quantity that a step records."""
         run = self.run
         # Behind the rows of this epoch are still those of the one before, in which the last look may have been.
         position = run.timetable.place(run.done - 1)[1] + 1
@@ -104,7 +105,8 @@ class Guard:
         run, monitor = self.run, self.monitor
         assert monitor is not None
         monitor.per_epoch = max(1, run.steps_per_epoch // self.every)
-        monitor.batch = run.fitting(len(monitor.y))  # a device may have room for few images more than it trains on
+        # A device may have room for few images more than it trains on.
+        monitor.batch = run.evaluation_batch(len(monitor.y))
         latest = self.latest()
         known = {"loss": latest["loss"], "accuracy": latest["accuracy"], "rate": float(run.step.lr)}
 
@@ -122,43 +124,46 @@ class Guard:
             self._keep_state()
         return verdict is not None and self._act(verdict, seconds)
 
-    def tell(self, verdict: Verdict) -> None:
-        """Say it in events.jsonl and to whoever watches."""
+    def announce(self, verdict: Verdict) -> None:
+        """Write it to events.jsonl and tell whoever watches."""
         values = dataclasses.asdict(verdict)
         self.run.files.event(values.pop("kind").replace(" ", "_"), **values)
         self.run.watcher.judged(verdict)
         self.run.watcher.said(str(verdict))
 
     def _act(self, verdict: Verdict, seconds: float) -> bool:
+        """Announce it, and do what `on_collapse` says of a collapse; whether the run was rolled back."""
         run = self.run
-        self.tell(verdict)
+        self.announce(verdict)
         if verdict.kind != "collapse":
             return False
         self._keep_both_networks()
         if run.config.on_collapse == "warn":
             return False
-        if self.tensors is None:
+        if self.healthy_state is None:
             raise WorkError(f"stopped: {verdict}; no healthy state was kept; start again with on_collapse=rollback")
         spent = self.rollbacks == MAX_ROLLBACKS
         if run.config.on_collapse == "rollback" and not spent:
             self.rollbacks += 1
             method = strengthened(run.step.method, run.config)
-            self._roll_back(self.tensors, seconds, method)
+            self._roll_back(seconds, method)
             words = "" if method.weight is None else f" at weight {method.weight.value:g}"
             run.watcher.said(f"rolled back to step {run.done}, going on with {method.name}{words}")
             return True
-        self._roll_back(self.tensors, seconds, run.step.method)
+        self._roll_back(seconds, run.step.method)
+        after = f" after {self.rollbacks} rollbacks" if spent else ""
         go_on = run.how_to_continue("--resume on_collapse=rollback")
         raise WorkError(
-            f"stopped{f' after {self.rollbacks} rollbacks' if spent else ''}: {verdict}; the run is back at its last "
-            f"healthy state, step {run.done}, and saved; {'start again with method=elle-a' if spent else go_on}"
+            f"stopped{after}: {verdict}; the run is back at its last healthy state, step {run.done}, and saved; "
+            f"{'start again with method=elle-a' if spent else go_on}"
         )
 
-    def _roll_back(self, tensors: dict[str, Tensor], seconds: float, method: Method) -> None:
-        """Back to the last healthy state and on from there with `method`; the time lost stays counted."""
+    def _roll_back(self, seconds: float, method: Method) -> None:
+        """Go back to the last healthy state, and on from there with `method`; the time lost stays counted."""
         run = self.run
         assert self.monitor is not None
-        at, run.done = run.done, self.step
+        assert self.healthy_state is not None
+        at, run.done = run.done, self.healthy_step
         dropped = [record for record in run.history if record["step"] > run.done]
         run.history = [record for record in run.history if record["step"] <= run.done]
         run.epoch_seconds = seconds + sum(record["seconds"] for record in dropped)
@@ -166,7 +171,7 @@ class Guard:
         run.use(method)
         rule = {name: value for name, value in run.step.state().items() if name.startswith("rule.")}
         # A stronger method's rule is a new one; the same method's goes back with all else.
-        run.step.restore(tensors | rule if stronger else rule | tensors)
+        run.step.restore(self.healthy_state | rule if stronger else rule | self.healthy_state)
         if stronger and method.weight is not None:
             # At its maximum at once: what comes next from this state is known.
             run.step.rule["weight"].fill_(method.weight.value)
@@ -184,13 +189,13 @@ class Guard:
         # would never tell it.
         run.files.event("rollback", step=run.done, **known)
         run.save()  # before the checkpoints of the undone steps go: they may be all there are
-        run.rewrite()
+        run.cut_files()
 
     def _keep_both_networks(self) -> None:
         """Write the network before the collapse and the collapsed one, to be looked at (`elle plot`)."""
-        kept = self.tensors or {}
+        kept = self.healthy_state or {}
         before = {name.removeprefix("model."): kept[name] for name in kept if name.startswith("model.")}
-        states = {"before": (self.step, before), "after": (self.run.done, self.run.step.model.state_dict())}
+        states = {"before": (self.healthy_step, before), "after": (self.run.done, self.run.step.model.state_dict())}
         for name, (step, tensors) in states.items():
             if tensors:
                 header = self.run.model_header() | {"step": step}
@@ -198,13 +203,17 @@ class Guard:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and header entries for a checkpoint."""
-        known = {"rollbacks": self.rollbacks, "healthy_step": self.step, "strengthened_at": self.strengthened_at}
+        known = {
+            "rollbacks": self.rollbacks,
+            "healthy_step": self.healthy_step,
+            "strengthened_at": self.strengthened_at,
+        }
         header: dict[str, Any] = {"guard": known}
         if self.monitor is not None:
             header["monitor"] = self.monitor.state_dict()
         if self.run.config.on_collapse == "warn":
             return {}, header  # the state is kept to be looked at, never to be gone back to
-        return {_PREFIX + name: value for name, value in (self.tensors or {}).items()}, header
+        return {_PREFIX + name: value for name, value in (self.healthy_state or {}).items()}, header
 
     def restore_method(self, header: dict[str, Any]) -> None:
         """Have the run train with the method that its rollbacks had led to."""
@@ -218,11 +227,11 @@ class Guard:
         """Put back what `state` returned."""
         if "guard" not in header:
             return  # a checkpoint of a version without a guard
-        self.step = header["guard"]["healthy_step"]
+        self.healthy_step = header["guard"]["healthy_step"]
         self.strengthened_at = header["guard"].get("strengthened_at")
         like = self.run.step.state()
         kept = {name.removeprefix(_PREFIX): value for name, value in tensors.items() if name.startswith(_PREFIX)}
-        self.tensors = {name: value.to(like[name].device) for name, value in kept.items() if name in like} or None
+        self.healthy_state = {name: value.to(like[name].device) for name, value in kept.items() if name in like} or None
         if "monitor" in header:
             # Also where probe_every=0 ends the looks: those made before stay on record.
             self.monitor = self.monitor or _monitor(self.run)
@@ -230,7 +239,7 @@ class Guard:
 
 
 def _monitor(run: Run) -> CollapseMonitor:
-    x, y = run.tracked
+    x, y = run.tracking_images
     # Spread over the set, which may be sorted by class.
     chosen = torch.linspace(0, len(x) - 1, min(IMAGES, len(x)), device=run.device).long()
     x = x[chosen].contiguous(memory_format=torch.channels_last)

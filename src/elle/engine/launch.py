@@ -35,7 +35,8 @@ def launch_ranks(config: Config, arguments: list[str]) -> bool:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.disable(logging.CRITICAL)  # what torchrun logs at a failure is said in one line below
-    os.environ.setdefault("OMP_NUM_THREADS", "1" if on_gpus else str(_threads_each(config.devices)))
+    threads = 1 if on_gpus else max(1, usable_cores() // config.devices)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     hangup = signal.getsignal(signal.SIGHUP)
     with tempfile.TemporaryDirectory() as folder:
         os.environ[REASONS] = folder
@@ -65,7 +66,7 @@ def launch_ranks(config: Config, arguments: list[str]) -> bool:
 
 
 def _check_parts(config: Config) -> None:
-    """Refuse more parts than images before so many processes are started; what else may not divide, the ranks tell."""
+    """Refuse a batch of fewer images than parts before any process starts; the ranks refuse other remainders."""
     smallest = min((phase.batch for phase in config.phases or ()), default=config.batch)
     parts = config.devices * config.accumulate
     if smallest is not None and parts > smallest:  # an image folder's batch is known when its images are counted
@@ -73,12 +74,8 @@ def _check_parts(config: Config) -> None:
         raise InputError(f"devices={config.devices}{how}: a batch of {smallest} images has no {parts} parts; use fewer")
 
 
-def _threads_each(devices: int) -> int:
-    return max(1, usable_cores() // devices)
-
-
 def _reason(folder: Path, codes: dict[int, int], heard: str | None = None) -> InputError | WorkError:
-    """The first cause: a rank that was killed, else one that says why and does not merely miss another."""
+    """The likeliest cause: a rank that was killed, else one whose own words do not just say that another was lost."""
     for rank, code in sorted(codes.items()):
         if code < 0 and -code != signal.SIGTERM:
             name = signal.Signals(-code).name

@@ -16,7 +16,7 @@ Run = Callable[[Tensor], None]
 
 
 def leaves_out(step: Step) -> bool:
-    """Whether the method asks for it: by a weight that is negligible, or by a penalty at some steps only."""
+    """Whether some steps of the method need no penalty, or no backward of it: `every` above 1, or `negligible`."""
     rule = step.method.weight
     return rule is not None and (rule.every > 1 or (isinstance(rule, OnOff) and rule.negligible > 0))
 

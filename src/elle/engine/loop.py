@@ -105,8 +105,9 @@ class Run:
         self.tracking = Tracking(self)
         parse_attacks(config.final, config.norm)
         parts = build_parts(config, self.device, self.precision, ranks)
-        self.config, self.method, self.images, self.tracked = parts.config, parts.method, parts.images, parts.tracked
+        self.config, self.method, self.images = parts.config, parts.method, parts.images
         self.timetable, self.batches, self.step = parts.timetable, parts.batches, parts.step
+        self.tracking_images = parts.tracking_images
         if config.compile == "graph" and self.device.type != "cuda":
             raise InputError("compile=graph needs an NVIDIA GPU; leave it out or set compile=off")
         self.run_step = self._runnable()
@@ -114,7 +115,8 @@ class Run:
         self.schedule = SCHEDULES[given(config.schedule)]
         self.history: list[Record] = []
         self.done = 0
-        self.trained_on: list[int] = []  # numbers of ranks, one after the other
+        self.rank_counts: list[int] = []
+        """On how many ranks it was trained; another number for each continuation on more or fewer."""
         self.epoch_seconds = 0.0
 
     @property
@@ -141,13 +143,13 @@ class Run:
 
         return LeavingOut(self.step, prepared) if leaves_out(self.step) else prepared(self.step)
 
-    def fitting(self, batch: int) -> int:
-        """How many images of an evaluation to take at once: a step has room for its own, of its phase's size."""
+    def evaluation_batch(self, most: int) -> int:
+        """How many images to evaluate at once: no more than the device has room for, as a step has for its own."""
         pixels = self.images.test.x[0, 0].size
         trained = self.batches.share // self.config.accumulate
         if self.config.phases:
             trained = max(1, trained * self.batches.shape[1] ** 2 // pixels)
-        return fitting_batch(batch, pixels, trained)
+        return fitting_batch(most, pixels, trained)
 
     def resume(self, path: Path) -> None:
         """Continue from a checkpoint of this very run."""
@@ -169,14 +171,14 @@ class Run:
         except (KeyError, RuntimeError, TypeError) as problem:
             raise InputError(f"{path} does not fit this run: {problem}") from None
         self.done, self.history, self.epoch_seconds = header["step"], header["history"], header["epoch_seconds"]
-        self.trained_on = header.get("ranks", [])
+        self.rank_counts = header.get("ranks", [])
         # Records after the checkpoint come again; anything newer on disk is from work that is being redone.
-        self.rewrite()
+        self.cut_files()
         self.files.event("resume", step=self.done)
         self.watcher.said(f"continuing from step {self.done} of {self.last_step} ({path.name})")
 
-    def rewrite(self) -> None:
-        """Make the run directory that of a run which has come to step `done` and no further."""
+    def cut_files(self) -> None:
+        """Leave nothing in the run directory of what comes after step `done`."""
         readings = None if self.guard.monitor is None else self.guard.monitor.readings
         self.files.cut(self.done, self.timetable.place(self.done)[0], self.history, readings)
 
@@ -199,11 +201,11 @@ class Run:
         self.watcher.started(self.config, self.last_step, self.done)
         for line in described(self.images, given(self.config.validation)):
             self.watcher.said(line)
-        if cut := self.timetable.cut():
-            self.watcher.said(cut)
+        if note := self.timetable.note_on_batches():
+            self.watcher.said(note)
         self._warn_of_random_layers()
         if not self.history and self.done == 0:
-            self.rewrite()
+            self.cut_files()
             self.guard.start()
         with stop_signals(insistent=self.ranks.count == 1) as heard:
 
@@ -221,14 +223,14 @@ class Run:
         return conclude(self)
 
     def _epoch(self, stopped: Callable[[bool], str | None]) -> None:
-        """Train the rest of an epoch; `stopped` names a signal to stop, and must tell it where it is asked to."""
+        """Train the rest of an epoch; `stopped(must)` names a signal to stop, and may look only where it `must`."""
         epoch, first = self.timetable.place(self.done)
         self._enter(epoch, first)
-        if self.trained_on[-1:] != [self.ranks.count]:
-            self.trained_on.append(self.ranks.count)
+        if self.rank_counts[-1:] != [self.ranks.count]:
+            self.rank_counts.append(self.ranks.count)
         started = time.perf_counter()
         for k in range(first, self.steps_per_epoch):
-            fraction = self.timetable.share(self.done)
+            fraction = self.timetable.progress(self.done)
             self.step.lr.fill_(given(self.config.lr) * self.schedule.rate(fraction))
             self.step.eps.fill_(given(self.config.eps) * self.schedule.eps(fraction))
             self._stage(started)
@@ -253,7 +255,7 @@ class Run:
             self._stop(signal_name)
 
     def _enter(self, epoch: int, first: int) -> None:
-        """Go on in this epoch's phase: a captured step holds one batch and image size, so another is captured anew."""
+        """Enter the epoch's phase; where batch or image size change, the step is captured anew."""
         before = self.batches.shape
         self.batches.enter(epoch)
         if self.batches.shape != before:
@@ -270,7 +272,7 @@ class Run:
             saved = "what was saved stays" if self.done else "nothing is trained yet"
             if self.done and self.ranks.count == 1:  # saving is for all ranks together, the others know nothing of this
                 self.epoch_seconds += time.perf_counter() - started
-                self._keep()
+                self._save_unless_saved()
                 saved = f"the run is saved at step {self.done}"
             raise WorkError(f"{problem}; {saved}; {self.how_to_continue()}") from None
 
@@ -306,7 +308,7 @@ class Run:
         if not self.guard.every:
             verdicts = self.tracking.judged().verdicts
             if verdicts and verdicts[-1].step == self.done:
-                self.guard.tell(verdicts[-1])
+                self.guard.announce(verdicts[-1])
 
     def save(self) -> None:
         """Write a checkpoint, once for all ranks."""
@@ -317,30 +319,37 @@ class Run:
             "network": self.model_header(),
             "history": self.history,
             "epoch_seconds": self.epoch_seconds,
-            "ranks": self.trained_on,
+            "ranks": self.rank_counts,
         }
         self.files.save(self.done, self.step.state() | healthy, header | guarded)
 
-    def _keep(self) -> None:
+    def _save_unless_saved(self) -> None:
         if not self.files.saved(self.done):
             self.save()
 
     def _stop(self, signal_name: str) -> None:
-        self._keep()
+        self._save_unless_saved()
         raise stopped_by(
             signal_name,
             f" at step {self.done} of {self.last_step}; everything is saved; {self.how_to_continue()}",
         )
 
     def how_to_continue(self, words: str = "--resume") -> str:
-        """The command that goes on; what has started this process among others is known to the user alone."""
+        """The command that continues the run; under torchrun only the user knows it, and is told what to add."""
         if self.ranks.count > self.config.devices:
             return f"continue with the same command and {words}"
         return f"continue with: elle train --out {shlex.quote(str(self.directory))} {words}"
 
     def model_header(self) -> dict[str, Any]:
-        config, shape = self.config, self.images.test.x.shape
-        header = {"kind": "model", "model": config.model, "shape": shape[1:], "classes": self.images.classes}
-        header |= {"activation": config.activation, "normalise": config.normalise}
-        header |= {"labels": labels_digest(self.images)}
-        return header | {"images": count_images(self.images), "drawn": drawn_files(self.images)}
+        """What a file of weights says of its network, and of the images that it was trained on."""
+        return {
+            "kind": "model",
+            "model": self.config.model,
+            "shape": self.images.test.x.shape[1:],
+            "classes": self.images.classes,
+            "activation": self.config.activation,
+            "normalise": self.config.normalise,
+            "labels": labels_digest(self.images),
+            "images": count_images(self.images),
+            "drawn": drawn_files(self.images),
+        }

@@ -19,14 +19,14 @@ class LossScale:
         self.overflow = torch.zeros((), device=device)
         """1 where a gradient of this step is not finite, else 0."""
         self.one = torch.ones((), device=device)
-        """Kept, so that no step has to write it."""
+        """A constant on the device, made once."""
 
     def update(self) -> None:
-        """Behind a step."""
+        """After a step: halve the scale where a gradient overflowed."""
         self.value.addcmul_(self.value, self.overflow, value=-0.5)
 
     def rise(self) -> float | None:
-        """Behind an epoch; what the scale had come down to, or None where nothing overflowed of late."""
+        """After an epoch: double the scale, up to its start; returns what it had fallen to, None where it had not."""
         lowered = float(self.value)
         self.value.mul_(2).clamp_(max=_START)
         return lowered if lowered < _START else None

@@ -77,7 +77,7 @@ class Monitor:
         self.verdicts: list[Verdict] = []
         """Every verdict so far, oldest first."""
         self.condition: Kind | None = None
-        """The verdict that stands; None for a healthy run."""
+        """The kind of the last verdict that still holds; None for a healthy run."""
 
     def observe(self, reading: Reading) -> Verdict | None:
         """The verdict that this reading brings about, None where nothing has changed."""
@@ -90,7 +90,7 @@ class Monitor:
 
     @property
     def collapsed_since(self) -> int | None:
-        """The step since which the collapse shows that stands; None where none does."""
+        """The step at which the present collapse began to show; None where the run is not collapsed."""
         return self.verdicts[-1].since if self.condition == "collapse" else None
 
     @property
@@ -148,7 +148,7 @@ class Monitor:
 
     @property
     def _epoch(self) -> int:
-        """How many looks tell that something has lasted an epoch: one alone is noise."""
+        """How many looks make an epoch, at least two: one alone is noise."""
         return max(2, self.per_epoch)
 
     def _fall(self, low: list[bool]) -> list[Reading]:
@@ -159,7 +159,7 @@ class Monitor:
         return [one for one, is_fallen in zip(self.readings[since:], fallen[since:], strict=True) if is_fallen]
 
     def _not_back(self) -> list[bool]:
-        """At which readings accuracy or error are not what they were before the collapse that stands.
+        """For each reading, whether accuracy or error are not yet back at what they were before the present collapse.
 
         The longer a collapsed network trains the less a few steps of attack find against it; its error stays. One that
         never was robust bent slowly: what was usual then tells nothing.
@@ -173,7 +173,7 @@ class Monitor:
         return [_is_diverged(one) or one["multi"] < least or one["error"] >= most for one in self.readings]
 
     def _low(self) -> list[bool]:
-        """At which readings a fall has not ended: accuracy is below two thirds of its best so far."""
+        """For each reading, whether accuracy is below two thirds of its best so far: a fall lasts as long as that."""
         multi, chance = [one["multi"] for one in self.readings], self.readings[-1]["chance"]
         below = collapsed_readings(multi, multi, chance, _BACK, kept=0)
         return [a or b for a, b in zip(self._fooled(), below, strict=True)]
@@ -184,7 +184,7 @@ class Monitor:
         return float(median(before[-10:]) if before else max(self.readings[-1]["error"], _NO_ERROR))
 
     def _fallen(self) -> list[bool]:
-        """At which readings accuracy under the multi-step attack alone is below half of its best."""
+        """For each reading, whether multi-step accuracy is below half of its best and single-step accuracy keeps up."""
         multi, single = [one["multi"] for one in self.readings], [_single(one) for one in self.readings]
         chance = self.readings[-1]["chance"]
         if self.readings[-1]["accuracy"] is not None:
@@ -196,7 +196,7 @@ class Monitor:
         return [bad and high >= 2 * level for bad, high, level in zip(fallen, single, multi, strict=True)]
 
     def _fooled(self) -> list[bool]:
-        """At which readings a network that never was robust has learnt its own attack alone."""
+        """For each reading, whether the network, never robust until then, has only learnt its own attack."""
         settled = _SETTLED * _floor(self.readings[-1]["chance"])
         bests = accumulate((one["multi"] for one in self.readings), max)
         return [best < settled and _is_fooled(one) for best, one in zip(bests, self.readings, strict=True)]
@@ -281,7 +281,7 @@ class Monitor:
 def collapsed_readings(
     multi: Sequence[float], single: Sequence[float], chance: float, share: float = 0.5, kept: float = _KEPT
 ) -> list[bool]:
-    """At which readings multi-step accuracy is below that share of its best so far, and single-step near its own."""
+    """For each reading, whether multi-step accuracy is below `share` of its best so far, single-step near its own."""
     least = ABOVE_CHANCE * _floor(chance)
     best_multi = best_single = 0.0
     bad = []

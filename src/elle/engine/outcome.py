@@ -31,7 +31,7 @@ def conclude(run: Run) -> dict[str, Any]:
         final = _final(run)
     config = run.config
     # Of those that trained: what is left of a run, or its evaluation alone, may be done by another number.
-    ranks = run.trained_on or [run.ranks.count]
+    ranks = run.rank_counts or [run.ranks.count]
     epoch_seconds = [record["seconds"] for record in run.history]
     # Not of an epoch that max_steps cuts short.
     whole = [record["seconds"] for record in run.history if run.timetable.place(record["step"])[1] == 0]
@@ -59,7 +59,7 @@ def conclude(run: Run) -> dict[str, Any]:
 
 
 def _collapse_epoch(run: Run) -> int | None:
-    """The epoch of the collapse that stands: by the monitor, and by the records only where it does not look."""
+    """The epoch in which the present collapse began: by the monitor, or by the records where it does not look."""
     since = None if run.guard.monitor is None else run.guard.monitor.collapsed_since
     if since is None and not run.guard.every:
         since = run.tracking.judged().collapsed_since
@@ -67,7 +67,7 @@ def _collapse_epoch(run: Run) -> int | None:
 
 
 def _final(run: Run) -> dict[str, Any]:
-    """Keep the network as it is now, and what it survives of the test set."""
+    """Write the network as it is now, and evaluate it on the test set."""
     config, model, ranks, test = run.config, run.step.model, run.ranks, run.images.test
     # A user's own layer may remember its rank's images: all evaluate the network that is written.
     ranks.copy_from_first(list(model.state_dict().values()))
@@ -78,7 +78,7 @@ def _final(run: Run) -> dict[str, Any]:
         config.norm,
         config.seed,
         precision=search_precision(run.device),
-        batch=run.fitting(500),
+        batch=run.evaluation_batch(500),
         chunk=default_chunk(run.device, test.x[0, 0].size),
     )
     return evaluate(
@@ -94,7 +94,7 @@ def _final(run: Run) -> dict[str, Any]:
 
 
 def _store(run: Run, settings: Settings) -> Store:
-    """Where units are kept, named by all that they depend on: what another network has left there is never found."""
+    """A folder for units of the final evaluation, named by all that they depend on: another network's are not found."""
     test = run.images.test
 
     def identity() -> str:

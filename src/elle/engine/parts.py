@@ -32,10 +32,10 @@ from elle.models.registry import build_model, check_model
 @dataclass(frozen=True)
 class Parts:
     config: Config
-    """With what only the images could tell."""
+    """With the values filled in that depend on the images."""
     method: Method
     images: ImageSet
-    tracked: tuple[Tensor, Tensor]
+    tracking_images: tuple[Tensor, Tensor]
     """The images on which accuracy is tracked, and their labels."""
     timetable: Timetable
     batches: Batches
@@ -81,8 +81,8 @@ def build_parts(config: Config, device: torch.device, precision: Precision, rank
         accumulate=config.accumulate,
     )
     step.prepare(batches.share, shape[1:])
-    tracked = to_tensors(validation if len(validation) else images.test, device)
-    return Parts(config, method, images, tracked, timetable, batches, step)
+    tracking_images = to_tensors(validation if len(validation) else images.test, device)
+    return Parts(config, method, images, tracking_images, timetable, batches, step)
 
 
 def method_of(config: Config) -> Method:
@@ -100,7 +100,7 @@ def method_of(config: Config) -> Method:
 
 
 def _own_workers(wanted: int | None, ranks: Ranks) -> int | None:
-    """Decoding processes of this rank: all of a machine's ranks together use its cores once."""
+    """How many processes decode images for this rank: the ranks of a machine share its cores."""
     if wanted is not None or ranks.count == 1:
         return wanted
     return max(1, usable_workers(None) // ranks.on_this_machine)
@@ -147,7 +147,7 @@ def _network(config: Config, images: ImageSet, method: Method, device: torch.dev
 
 
 def _check_trainable(model: nn.Module, name: str, shape: tuple[int, ...]) -> None:
-    """Refuse a network of the user's that no step could change, or no attack."""
+    """Refuse a user's network without trainable parameters, or without a gradient of its images."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f"model={name} has no parameters to train: none, or requires_grad is false for all of them")
     x = torch.zeros(2, *shape, requires_grad=True)

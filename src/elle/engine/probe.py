@@ -80,7 +80,7 @@ class CollapseMonitor(Monitor):
         self.graphed = GraphedLook(self.measure, x.device) if graph else None
 
     def _draw(self) -> None:
-        """Every random number of every look, once: a look then draws none, and two looks differ by the network alone.
+        """Draw all random numbers once, for every look: two looks then differ by the network alone.
 
         Drawn on the CPU, so that the points are the same on every device.
         """

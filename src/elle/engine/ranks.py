@@ -36,13 +36,13 @@ _SIGNALS_EVERY = 8
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """This process among `count`; alone, everything here does nothing."""
+    """This process, number `rank` of `count`, and what they do together; for a single process all of it is trivial."""
 
     rank: int = 0
     count: int = 1
     on_this_machine: int = 1
     control: Any = None
-    """The process group for words between hosts: gloo, patient, apart from the gradients'."""
+    """A gloo process group with a long timeout, for messages between hosts; gradients have their own."""
 
     @property
     def first(self) -> bool:
@@ -53,7 +53,7 @@ class Ranks:
         return self  # a network that is copied stays in its job
 
     def share(self, batch: int, accumulate: int) -> int:
-        """How many images of a batch are this rank's; it must go into equal parts."""
+        """How many images of a batch are this rank's; InputError where the batch does not divide into equal parts."""
         parts = self.count * accumulate
         if batch % parts:
             how = f"{self.count} ranks" + (f" with accumulate={accumulate}" if accumulate > 1 else "")
@@ -143,7 +143,7 @@ class Ranks:
         return value
 
     def exchanged(self, value: Value) -> list[Value]:
-        """What every rank has, for all of them."""
+        """The values of all ranks, in their order."""
         if self.count == 1:
             return [value]
         values: list[Any] = [None] * self.count
@@ -157,7 +157,7 @@ class Ranks:
         return values
 
     def stop_signal(self, heard: str | None, step: int, must: bool) -> str | None:
-        """The stop signal that any rank has heard, the same on all; asked every few steps, and where it `must` be."""
+        """The stop signal that any rank has heard, the same on all; asked for every few steps, and always if `must`."""
         if self.count == 1:
             return heard
         if step % _SIGNALS_EVERY and not must:
@@ -212,7 +212,7 @@ def own_device(name: str) -> str:
 
 @contextlib.contextmanager
 def joined(device: torch.device) -> Iterator[Ranks]:
-    """This process's place in the job that its launcher announces; alone where there is none."""
+    """Join the job that the launcher announces; without a launcher the process is alone."""
     count = ranks_announced()
     if count == 1:
         yield ALONE
@@ -264,7 +264,7 @@ def _meet(device: torch.device, one_machine: bool) -> None:
 
 @contextlib.contextmanager
 def _contact() -> Iterator[None]:
-    """A collective that fails has lost its peer: one line instead of a library's trace."""
+    """Turn the error of a collective, whose peer is gone, into one line."""
     try:
         yield
     except RuntimeError as problem:

@@ -24,7 +24,7 @@ def means(rows: Tensor) -> Record:
 
 
 def columns(epoch: int, last: int, rows: Tensor) -> Record:
-    """Every step of an epoch in one line: `step` is the first, and a column a quantity, to five digits."""
+    """All steps of an epoch in one line: the number of the first, and for each quantity its values, to five digits."""
     found = {name: [number(float(f"{value:.5g}")) for value in rows[:, k].tolist()] for k, name in enumerate(RECORDED)}
     known = {name: values for name, values in found.items() if any(value is not None for value in values)}
     return {"epoch": epoch, "step": last - len(rows) + 1} | known

@@ -38,7 +38,7 @@ class RunFiles:
         self.directory, self.ranks = directory, ranks
 
     def open(self, held: contextlib.ExitStack, *, resume: bool, start_from: Path | None) -> Path | None:
-        """Take the directory, until `held` is closed; the checkpoint to continue from, if there is one."""
+        """Lock the directory until `held` is closed; returns the checkpoint to continue from, if there is one."""
 
         def opened() -> Path | None:
             held.enter_context(checkpoint.RunLock(self.directory))
@@ -52,7 +52,7 @@ class RunFiles:
         return self.ranks.from_first(opened)
 
     def configure(self, config: Config) -> None:
-        """Write down the settings of now: what a resumed run was given anew holds for the next resume too."""
+        """Write config.toml: what a resumed run was given anew holds for the next resume too."""
 
         def write() -> None:
             write_atomically(self.directory / "config.toml", config.to_toml().encode())
@@ -60,7 +60,7 @@ class RunFiles:
         self.ranks.from_first(write)
 
     def begin(self) -> None:
-        """Forget what has befallen a run that began here before and never came to a checkpoint."""
+        """Empty events.jsonl, which may be of an earlier run here that never came to a checkpoint."""
         if self.ranks.first:
             write_lines(self.directory / "events.jsonl", [])
 
@@ -73,7 +73,7 @@ class RunFiles:
         self.append("events.jsonl", {"event": kind, "time": round(time.time(), 3)} | values)
 
     def cut(self, step: int, epoch: int, history: list[Any], readings: list[Any] | None) -> None:
-        """Make the directory that of a run which has come to this step of this epoch, from 0, and no further."""
+        """Leave nothing of what comes after this step, which is in this epoch, counted from 0."""
         if not self.ranks.first:
             return
         write_lines(self.directory / "metrics.jsonl", history)
@@ -106,12 +106,12 @@ class RunFiles:
         return tensors, header
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-        """A network."""
+        """A network's weights and header, into a file of the directory."""
         if self.ranks.first:
             checkpoint.write_tensors(self.directory / name, tensors, header)
 
     def write_network(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-        """The trained network; where it is another than the one there, that one's result goes before it."""
+        """Write the trained network; where another is there, result.json, which is about that one, is deleted first."""
         path = self.directory / "model.safetensors"
         if self.ranks.first:
             content = checkpoint.packed(tensors, header)
@@ -121,7 +121,7 @@ class RunFiles:
                 write_atomically(path, content)
 
     def conclude(self, result: dict[str, Any]) -> None:
-        """Write the result; with it the parts of the final evaluation have served."""
+        """Write result.json, and delete the parts of the final evaluation, which are no longer needed."""
         parts = self.directory / FINAL
 
         def write() -> None:

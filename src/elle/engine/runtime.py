@@ -17,7 +17,7 @@ from elle.signals import handling
 
 
 def _stops() -> tuple[signal.Signals, ...]:
-    """What asks a piece of work to end: Ctrl-C, SIGTERM, and a terminal that closes, unless nohup has that ignored."""
+    """The signals that ask work to end: SIGINT, SIGTERM, and SIGHUP, unless nohup has it ignored."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return (signal.SIGINT, signal.SIGTERM) if ignored else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -84,7 +84,7 @@ class GraphedStep:
 
 @contextlib.contextmanager
 def stop_signals(insistent: bool = True) -> Iterator[Callable[[], str | None]]:
-    """What asks to stop is remembered instead of acted on; the function returns the name of the first such signal.
+    """Within it, signals to stop are only remembered; the function it yields returns the name of the first.
 
     A second SIGINT interrupts at once, for a user who cannot wait for the step to end; not so where the signal may
     come twice by itself, from the terminal and from the launcher.
@@ -101,12 +101,12 @@ def stop_signals(insistent: bool = True) -> Iterator[Callable[[], str | None]]:
 
 
 class _Stopped(BaseException):
-    """A signal; no `except Exception` of anyone's network may swallow it."""
+    """Raised by a signal; a BaseException, so that no `except Exception` in a user's network swallows it."""
 
 
 @contextlib.contextmanager
 def stopped_at_once(saved: Callable[[], str]) -> Iterator[None]:
-    """What asks to stop ends work that keeps its parts as it goes; `saved` tells what is kept, and how to go on."""
+    """Within it, a signal to stop ends the work at once, in one line; `saved` says what is kept and how to go on."""
 
     stops = _stops()
 

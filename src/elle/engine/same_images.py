@@ -14,7 +14,7 @@ from elle.errors import InputError
 
 
 def count_images(images: ImageSet) -> list[int]:
-    """Of training and test; with the classes it tells one set from another."""
+    """The numbers of training and test images; together with the classes they tell one set from another."""
     return [len(images.train), len(images.test)]
 
 

@@ -45,7 +45,7 @@ class SGD:
         """Kept, as a captured step cannot copy them to the GPU, and reads them whenever it is run."""
 
     def expect_half(self, weights: Iterable[nn.Parameter]) -> None:
-        """Have these, as far as the kernel is for them, have gradients in float16, and no others."""
+        """Let the weights among these that the kernel can update have gradients in float16, and no others."""
         self.zero_grad()  # a gradient of another type would not let its own change
         wanted = {one for one in weights if _suits(one)}
         for group in self.param_groups:
@@ -76,7 +76,7 @@ class SGD:
                 self._launch("update_weights", by_kernel, *state, has_momentum=bool(self.momentum))
 
     def _moved(self, parameters: list[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """Those that have a gradient: in their own type, and in float16."""
+        """The parameters with a gradient in their own type, and those with one in float16."""
         moved = [(one, one.grad.dtype is one.dtype) for one in parameters if one.grad is not None]
         return [one for one, own in moved if own], [one for one, own in moved if not own]
 
@@ -124,13 +124,13 @@ def _find_overflow(gradients: list[Tensor], scale: LossScale) -> None:
 
 
 def _suits(weight: Tensor) -> bool:
-    """Whether the kernel is for it: multiples of 16 bytes, without holes, so that a gradient lies as it does."""
+    """Whether the kernel can update it: float32, dense, in multiples of 16 bytes."""
     whole = weight.numel() % 8 == 0 and weight.data_ptr() % 16 == 0
     return whole and weight.dtype is torch.float32 and torch.ops.aten.is_non_overlapping_and_dense(weight)
 
 
 def _chunks(places: Places, device: torch.device) -> Tensor:
-    """Of each chunk of all tensors what the kernel wants to know."""
+    """A row for each chunk: tensor, first element, number of elements, addresses of weights and momentum."""
     rows = [
         (number, first, min(count - first, CHUNK), weights + 4 * first, speed + 4 * first)
         for number, (weights, speed, count) in enumerate(places)

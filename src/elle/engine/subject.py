@@ -69,9 +69,9 @@ class Subject:
     eps: float
     norm: str
     numbers: npt.NDArray[np.int64]
-    """Which images of the set `test` is."""
+    """The numbers of the images of `test` in the whole test set."""
     test_points: str
-    """The digest of the whole set."""
+    """The digest of the whole test set."""
     config: Config | None = None
 
     @property
@@ -86,36 +86,36 @@ class Subject:
         return file_digest(self.weights)
 
     def points_digest(self) -> str:
-        """Of the test images that are evaluated, and their labels."""
+        """The digest of the test images that are evaluated, and their labels."""
         return points_digest(self.test.x, self.test.y)
 
 
 def load_subject(source: Source, device: torch.device, count: int | None = None) -> Subject:
     """The network on `device` in eval mode, with `count` test images or all; nothing is unpickled but tensors."""
-    subject = _foreign(source, count) if source.path is None else _run(source, Path(source.path), count)
+    subject = _of_weights(source, count) if source.path is None else _of_run(source, Path(source.path), count)
     subject.model.to(device).eval()
     return subject
 
 
-def _run(source: Source, path: Path, count: int | None) -> Subject:
+def _of_run(source: Source, path: Path, count: int | None) -> Subject:
     weights = path if path.is_file() else path / "model.safetensors"
     if path.is_file() and not (_run_of(path) / "config.toml").exists():
         raise InputError(f"{path} is not in a run directory; give one, or --weights {path} with --model and --data")
     trained = load_run(_run_of(path), weights=weights)
     config = trained.config.resolved()
-    data, model = source.data or config.data, config.model or ""
+    data = source.data or config.data
     own = data == config.data
     images = trained.images(source.root) if own else _shown(data, source.root or config.root, trained.header)
     test, numbers = some_images(images.test, count)
     if not own:
         _check_fit(data, test, images.classes, trained.header)
-    eps, norm = given(config.eps), config.norm
-    whole = _digest(images.test)
-    return Subject(trained.model, test, images.classes, data, model, weights, eps, norm, numbers, whole, config)
+    return Subject(model=trained.model, test=test, classes=images.classes, data=data, model_name=config.model or "",
+                   weights=weights, eps=given(config.eps), norm=config.norm, numbers=numbers,
+                   test_points=_digest(images.test), config=config)  # fmt: skip
 
 
 def _shown(data: str, root: str | None, network: Mapping[str, Any]) -> ImageSet:
-    """Another set's images; image files as large as those that the network was trained on."""
+    """The images of another set; image files are resized as those the network was trained on."""
     return load_dataset(data, root, image_size=network["shape"][-1] if find_dataset(data).files else None)
 
 
@@ -151,7 +151,7 @@ def _run_of(path: Path) -> Path:
     return path.parent.parent if path.parent.name == "checkpoints" else path.parent
 
 
-def _foreign(source: Source, count: int | None) -> Subject:
+def _of_weights(source: Source, count: int | None) -> Subject:
     name, data, weights = str(source.model), str(source.data), Path(str(source.weights))
     row = find_dataset(data)
     tensors = read_weights(weights)
@@ -167,12 +167,13 @@ def _foreign(source: Source, count: int | None) -> Subject:
         test, numbers = some_images(images.test, count)
         model = build_model(name, _image_shape(test), len(images.classes))
         put_weights(model, tensors, weights, name)
-    eps, whole = row.defaults["eps"], _digest(images.test)
-    return Subject(model, test, images.classes, data, name, weights, eps, "linf", numbers, whole)
+    return Subject(model=model, test=test, classes=images.classes, data=data, model_name=name, weights=weights,
+                   eps=row.defaults["eps"], norm="linf", numbers=numbers,
+                   test_points=_digest(images.test))  # fmt: skip
 
 
 def _digest(test: Split) -> str:
-    """That of all test images, of which no more are decoded than it reads."""
+    """The digest of the whole test set; only the images that it reads are decoded."""
     return points_digest(test.part(np.arange(min(len(test), FIRST))).x, test.y)
 
 
@@ -218,7 +219,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 
 def _check_alone(file: Path, found: dict[Any, Any], key: str) -> None:
-    """Refuse a file that holds a network's weights twice, of a last step and averaged: which are meant is unknown."""
+    """Refuse a file with several weights of one network, such as the last and the averaged: either may be meant."""
 
     def names(value: Any) -> set[Any]:
         return {str(name).removeprefix("module.") for name in value} if isinstance(value, dict) else set()

@@ -47,7 +47,7 @@ def around_collapse(
     after: Path | None = None,
     root: str | None = None,
 ) -> dict[str, Any] | None:
-    """Both surfaces of a run, of the files kept at its collapse or of two given; None where it has none."""
+    """The surfaces before and after a run's collapse, or of two given checkpoints; None where there was no collapse."""
     files = {
         "before": before or directory / "before-collapse.safetensors",
         "after": after or directory / "after-collapse.safetensors",

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from elle.engine.loop import Run
 
 
-def parse_track(track: str, norm: Norm) -> tuple[list[EvaluationAttack], str]:
+def parse_track(track: str, norm: Norm) -> tuple[list[EvaluationAttack], list[str]]:
     """`clean,pgd-10,misalignment` -> the attacks and the names of the metrics; one of the two may be none."""
     names = [name.strip() for name in track.split(",") if name.strip()]
     metrics = [name for name in names if name in METRICS]
     attacks = ",".join(name for name in names if name not in METRICS)
     if metrics and not attacks:
-        return [], ",".join(metrics)
+        return [], metrics
     try:
-        return parse_tracked(attacks, norm), ",".join(metrics)
+        return parse_tracked(attacks, norm), metrics
     except InputError as problem:
         likely = next((hint for name in attacks.split(",") if (hint := nearest(name, METRICS))), "")
         raise InputError(f"track: {problem}; or a metric of `elle metrics`{likely}") from None
@@ -44,29 +44,31 @@ class Tracking:
         self._monitor, self._judged = Monitor(per_epoch=1), 0
 
     def record(self) -> Record:
-        """The numbers of now, by the first rank, for all."""
+        """What is tracked, measured now by the first rank for all."""
         with self.run.step.trained():
             return self.run.ranks.from_first(self._record)
 
     def _record(self) -> Record:
-        """In the training precision and apart from its random state."""
+        """Measured in the precision of training, and without touching its random state."""
         started = time.perf_counter()
         run, config, model = self.run, self.run.config, self.run.step.model
-        (x, y), eps = run.tracked, given(config.eps)
+        (x, y), eps = run.tracking_images, given(config.eps)
         record: Record = {}
         with evaluation_mode(model, config.seed, run.device), autocast(run.device, run.precision):
             for one in self.attacks:
-                record[one.name] = float(surviving(model, x, y, one, eps, run.fitting(1024)).float().mean())
-            record["tracked_error"] = number(mean_error(model, x, y, eps, norm=config.norm, batch=run.fitting(500)))
+                record[one.name] = float(surviving(model, x, y, one, eps, run.evaluation_batch(1024)).float().mean())
+            record["tracked_error"] = number(
+                mean_error(model, x, y, eps, norm=config.norm, batch=run.evaluation_batch(500))
+            )
         if self.metrics:
             found = linearity_metrics(
                 model,
                 x,
                 y,
                 eps,
-                metric=self.metrics,
+                metric=",".join(self.metrics),
                 norm=config.norm,
-                batch=run.fitting(500),
+                batch=run.evaluation_batch(500),
                 seed=config.seed,
             )
             for name, summary in found.items():
@@ -76,14 +78,14 @@ class Tracking:
         return record
 
     def judged(self) -> Monitor:
-        """What the monitor's rule makes of the records, each a look: for a run in which the monitor does not look."""
+        """A monitor that has judged the records instead of looks, for a run in which no monitor looks."""
         self._monitor.attacked = self.run.method.adversarial
         steps = {one.name: one.attack.steps for one in self.attacks if one.attack is not None and one.attack.steps > 1}
         strongest = max(steps, key=steps.__getitem__, default=None)
         # Each record once: all of them anew at every epoch would take minutes of a run of a thousand.
         new, self._judged = self.run.history[self._judged :], len(self.run.history)
         for record in new:
-            if strongest in record and self.run.guard.tells(record["step"]):
+            if strongest in record and self.run.guard.can_judge(record["step"]):
                 self._monitor.observe(
                     {
                         "step": record["step"],

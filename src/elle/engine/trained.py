@@ -125,7 +125,7 @@ def kept_network(weights: Path) -> str | None:
 
 
 def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], file: Path, name: str) -> None:
-    """Load a file's weights; InputError in one line where they are another network's, of which torch names each."""
+    """Load a file's weights; InputError, in one line, where they do not fit the network."""
     try:
         model.load_state_dict(tensors)
     except RuntimeError as problem:

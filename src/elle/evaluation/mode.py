@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from elle.core.attacks import apart_from_ranks, differentiable
+from elle.core.attacks import apart_from_ranks, differentiable, in_eval_mode
 from elle.models.batch_norm import fusing
 
 
@@ -26,18 +26,15 @@ def evaluation_mode(model: nn.Module, seed: int, device: torch.device) -> Iterat
 @contextlib.contextmanager
 def repeatable(model: nn.Module) -> Iterator[None]:
     """Eval mode and the same kernels every time; both are put back."""
-    modes = [(module, module.training) for module in model.modules()]
     cudnn = torch.backends.cudnn
     kept = cudnn.benchmark, cudnn.deterministic
-    model.eval()
     # Kernels chosen by trial differ from one process to the next: what is resumed would not be what was begun.
     cudnn.benchmark, cudnn.deterministic = False, True
     try:
-        yield
+        with in_eval_mode(model):
+            yield
     finally:
         cudnn.benchmark, cudnn.deterministic = kept
-        for module, training in modes:
-            module.training = training
 
 
 @contextlib.contextmanager

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from elle.core.attacks import SignStep
+from elle.core.linearity import cross_entropy
 from elle.core.precision import Precision
 from elle.evaluation.autoattack.norms import Norm
-from elle.evaluation.autoattack.objectives import cross_entropy
 from elle.evaluation.autoattack.oracle import Oracle, constant
 from elle.evaluation.autoattack.slots import Slots, blank, broken_points
 from elle.evaluation.units import BATCH

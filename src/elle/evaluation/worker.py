@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elle.core.attacks import check_logits, differentiable
+from elle.core.linearity import cross_entropy
 from elle.errors import InputError, WorkError, first_line
 from elle.evaluation import pgd
 from elle.evaluation.autoattack import ORDER, Norm, search
 from elle.evaluation.autoattack.norms import length
-from elle.evaluation.autoattack.objectives import cross_entropy
 from elle.evaluation.autoattack.oracle import BLIND, Oracle
 from elle.evaluation.mode import current, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack
-from elle.evaluation.units import Bools, Images, Outcome, Settings, Store, Unit, as_tensor, plan, unit_seed
+from elle.evaluation.units import Images, Outcome, Settings, Store, Unit, as_tensor, plan, unit_seed
 
 TOLERANCE = 1e-6
 """How far outside ball and box an adversarial point may lie by rounding; relative for radii above 1."""
@@ -94,7 +94,8 @@ class Worker:
         return x.to(self.device, torch.float32).contiguous(), y.to(self.device)
 
     def _outcome(self, unit: Unit, x: Tensor, y: Tensor, store: Store) -> Outcome:
-        _wait(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # what was launched before is not counted
         started = time.perf_counter()
         if not unit.chain:
             outcome = self._clean(x, y, unit_seed(self.settings.seed, unit))
@@ -116,7 +117,7 @@ class Worker:
             facts = self._facts(x, y, logits) if self.probe else {}
         facts["classes"] = logits.shape[1]
         self._refuse(logits.shape[1], x)
-        return Outcome(_numpy(is_wrong(logits, y)), 0.0, facts)
+        return Outcome(is_wrong(logits, y).cpu().numpy(), 0.0, facts)
 
     def _answer(self, x: Tensor) -> Tensor:
         """The network's answer to images, the first asked of it; WorkError or InputError where there is none."""
@@ -270,12 +271,3 @@ def _held(store: Store, unit: Unit, k: int) -> Outcome:
     outcome = store.load(Unit(unit.chain[:k], unit.chunk))
     assert outcome is not None  # the plan runs them first
     return outcome
-
-
-def _numpy(values: Tensor) -> Bools:
-    return values.cpu().numpy()
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -17,7 +17,7 @@ from elle.errors import InputError
 from elle.experiments.recipe import Recipe, load_recipe, run_id
 from elle.experiments.rundir import RunDirectory, open_run
 from elle.experiments.sweep import FAILURE, MANIFEST
-from elle.files import file_digest
+from elle.files import file_digest, read_object
 
 _TELLING = ("method", "eps", "data", "model", "schedule", "epochs", "weight")
 """Settings by which runs are told apart, those first that explain the others."""
@@ -31,11 +31,11 @@ TIMES = ("seconds", "seconds per epoch", "seconds per step")
 
 @dataclass(frozen=True)
 class Score:
-    """A number over seeds."""
+    """Mean and standard deviation of a metric over the seeds of a setting."""
 
     mean: float
     std: float | None
-    """Of the sample; None for one seed."""
+    """Divided by n - 1; None for one seed."""
     count: int
     collapsed: bool
 
@@ -116,7 +116,7 @@ class Collected:
 
     @property
     def fewer_images(self) -> dict[str, int]:
-        """The shown accuracies that are not of a whole test set in every run (`elle evaluate --limit`): the fewest."""
+        """Metric -> fewest images, of accuracies that a run has for part of its test set (`elle evaluate --limit`)."""
         fewest: dict[str, int] = {}
         for entries in [accuracies(run) for setting in self.settings for run in setting.runs]:
             whole = max((one["total"] for one in entries.values()), default=0)
@@ -126,7 +126,7 @@ class Collected:
 
     @property
     def fewer_seeds(self) -> list[str]:
-        """The shown numbers that not every run of a setting has, as after `elle evaluate` of one seed alone."""
+        """The metrics that only some seeds of a setting have, as after `elle evaluate` of one of its runs."""
         whole = [(setting, len(setting.runs)) for setting in self.settings]
         return [name for name in self.metrics
                 if any((score := setting.score(name)) and score.count < runs for setting, runs in whole)]  # fmt: skip
@@ -137,15 +137,18 @@ class Collected:
         return [str(word) for word in (words if isinstance(words, list) else [words])]
 
 
+_PLACES = {"autoattack": 0, "pgd": 1, "fgsm": 3, "clean": 4}
+"""Of attacks by the beginning of their names, the strongest first; all others are third."""
+
+
 def _strength(name: str) -> tuple[int, list[int], str]:
-    kind = next((k for k, start in enumerate(("autoattack", "pgd", "", "fgsm", "clean")) if start
-                 and name.startswith(start)), 2)  # fmt: skip
+    kind = next((place for start, place in _PLACES.items() if name.startswith(start)), 2)
     # PGD by its steps, then its restarts: pgd-20 is pgd-20-1.
     return kind, [*(-int(part) for part in name.split("-") if part.isdigit()), -1], name
 
 
 def accuracies(run: RunDirectory) -> dict[str, dict[str, Any]]:
-    """What the run survived of its test images: of `elle evaluate` where it was run at the run's own eps."""
+    """Attack -> accuracy on the test images, by `elle evaluate` where it was run in the run's own ball."""
     entries: dict[str, dict[str, Any]] = (run.result or {}).get("test", {})
     if not isinstance(entries, dict) or not all(_is_accuracy(one) for one in entries.values()):
         raise InputError(f"{run.path / 'result.json'} is damaged: its accuracies cannot be read; leave that run out")
@@ -206,7 +209,7 @@ def _is_accuracy(entry: Any) -> bool:
 
 
 def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
-    """What the words of the command line mean: a recipe and folders of its runs, or runs and folders alone."""
+    """The runs that the words of the command line name: a recipe and folders of its runs, or runs and folders."""
     recipe, folders = None, [Path(source) for source in sources]
     if not folders[0].is_dir():
         if len(folders[0].parts) > 1 and folders[0].suffix != ".toml":
@@ -229,19 +232,13 @@ def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
         places = _places(runs, recipe)
         runs = sorted((run for run in runs if run.path in places), key=lambda run: (places[run.path], run.config.seed))
     distinct = _distinct(runs)
-    failures = {run.name: reason for run in distinct if (reason := _failure(run.path / FAILURE))}
+    # Without a reason that can be read, the run is listed as not finished.
+    failures = {run.name: str(reason) for run in distinct if (reason := read_object(run.path / FAILURE).get("reason"))}
     return Collected(folders[0], recipe, distinct, failures, len(runs) - len(distinct), found - len(runs))
 
 
-def _failure(file: Path) -> str | None:
-    try:
-        return str(json.loads(file.read_text(encoding="utf-8"))["reason"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # the run is then listed as not finished
-
-
 def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
-    """Those runs, where there is something to report of them."""
+    """What `find_runs` finds; InputError where no run has finished, or none has an accuracy."""
     found = find_runs(sources, where)
     if not found.settings:
         raise InputError(
@@ -265,19 +262,18 @@ def _run_paths(folder: Path) -> list[Path]:
 
 
 def _recipe_of(folders: Sequence[Path], runs: Sequence[RunDirectory]) -> Recipe | None:
-    """The recipe a folder was swept from, if it is still to be found and has not become another."""
-    file = folders[0] / MANIFEST
-    if len(folders) > 1 or not file.exists():
+    """The recipe a folder was swept from, if it can still be found and these runs still belong to it."""
+    if len(folders) > 1:
         return None
     try:
-        recipe = load_recipe(json.loads(file.read_text(encoding="utf-8"))["recipe"])
+        recipe = load_recipe(read_object(folders[0] / MANIFEST)["recipe"])
         return recipe if _places(runs, recipe) else None
-    except (InputError, ValueError, KeyError):
+    except (InputError, KeyError):
         return None
 
 
 def _places(runs: Sequence[RunDirectory], recipe: Recipe) -> dict[Path, int]:
-    """Which setting of the recipe each run is: by its own settings, or by its name, as image folders fill in more."""
+    """The number of the recipe's setting that each run is of: by its settings, or by the digits of its name."""
     known: dict[str, int] = {}
     configs = recipe.runs(1)
     for seed in {run.config.seed for run in runs}:
@@ -287,7 +283,7 @@ def _places(runs: Sequence[RunDirectory], recipe: Recipe) -> dict[Path, int]:
 
 
 def _distinct(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
-    """One of each run, the finished one: a copy of a seed is no further seed."""
+    """One run of each configuration, a finished one where there is: a copy of a seed is no further seed."""
     found: dict[str, RunDirectory] = {}
     for run in runs:
         key = run_id(run.config)
@@ -305,18 +301,20 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def spelled(key: str, value: Any) -> str:
-    """A setting's value as a user would write it; two that differ are never written alike, and stand in two rows."""
+    """A setting's value as a user would write it; values that differ are never written alike."""
     if value is None:
         return "-"
     if key == "eps":
         return format_radius(value)
     if isinstance(value, bool):
         return str(value).lower()
-    return short if isinstance(value, float) and float(short := f"{value:g}") == value else str(value)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return str(value)
 
 
 def telling_keys(configs: Sequence[Config], first: Sequence[str] = ()) -> list[str]:
-    """The fewest settings, `first` ones first, by which all of these are told apart; their seeds do not count."""
+    """The keys by which these are told apart, `first` ones first, each only if it adds a difference; never the seed."""
     runs = [flat(config) for config in configs]
     others = [key for values in runs for key in values if key not in ("seed", "out")]
     needed: list[str] = []

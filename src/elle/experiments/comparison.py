@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from elle.experiments.collected import TIMES, Collected, Score, Setting
-from elle.experiments.recipe import Expected
+from elle.experiments.recipe import Expected, matches
 
 _ROUNDING = 0.005
 """The paper prints two decimals."""
@@ -76,5 +76,5 @@ def compare(collected: Collected) -> list[Comparison]:
         Comparison(setting, expected, score)
         for expected in collected.recipe.expected
         for setting in collected.settings
-        if expected.matches(setting.config) and (score := setting.score(expected.metric)) is not None
+        if matches(setting.config, expected.where) and (score := setting.score(expected.metric)) is not None
     ]

@@ -17,8 +17,8 @@ def delayed_collapse(runs: Sequence[RunDirectory]) -> list[Row]:
     """One row a method, dataset, network and norm, over all its runs that have an epoch behind them or collapsed.
 
     `holds_to`: the largest eps such that no run at it or at a smaller one collapsed; `epochs_held`: of the longest run
-    at that eps; `by_eps`: at each eps the runs,
-    how many of them collapsed, for how many epochs the first of those held, and how many epochs the longest run had.
+    at that eps; `by_eps`: at each eps how many runs there are, how many of them collapsed, for how many epochs the
+    first of those held, and how many epochs the longest run had.
     """
     groups: dict[tuple[str, str, str, str], list[RunDirectory]] = defaultdict(list)
     # One that has only begun, or diverged at once, has not held yet, at an eps that others may never have reached.

@@ -14,9 +14,9 @@ class _Speed:
 
     step: float
     penalty: float
-    """The same in the penalty's batches, three times as large, which use the chip better."""
+    """The same for a pass of the penalty, whose batches are three times as large and use the chip better."""
     evaluation: float
-    """What an image takes in eval mode, of what it takes with PreActResNet18."""
+    """The time of an image in eval mode, relative to PreActResNet18's."""
 
 
 # A fifth of FGSM's step, and a ninth of what ELLE's takes beyond it; ResNet50 at 224 pixels.
@@ -26,7 +26,7 @@ _SPEEDS = {
     "resnet50": _Speed(7.40, 5.64, 9.2),
 }
 _FILES_SIZE = 224
-"""Pixels a side of image files, where a run names no size: that of ResNet50's speed."""
+"""Pixels of a side for which the speeds of image files hold."""
 _IMAGES = {
     "cifar10": (50_000, 10_000),
     "cifar100": (50_000, 10_000),
@@ -69,5 +69,5 @@ def _seconds(config: Config) -> float:
 
 
 def _area(image_size: int | None) -> float:
-    """What an image of that size costs, of one of the size that the speeds are for."""
+    """The cost of an image of that size, relative to one of the size that the speeds are for."""
     return 1.0 if image_size is None else (image_size / _FILES_SIZE) ** 2

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from elle.experiments.collected import Collected, Setting, telling_keys
 
 OWN_TABLE = ("data", "root", "model", "norm", "schedule")
-"""What makes numbers no rivals of each other, and no points of one line."""
+"""Settings between whose values numbers are not compared: each has tables and lines of its own."""
 TOLD = (*OWN_TABLE, "method", "eps", "epochs")
-"""Settings that are told wherever they differ, also where another would tell the runs apart: two datasets, each at a
-radius of its own, are not one method over eps."""
+"""Settings that are shown wherever they differ, even if another already tells the runs apart: two datasets, each at
+a radius of its own, are not one method over eps."""
 
 
 @dataclass(frozen=True)

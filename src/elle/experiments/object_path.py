@@ -56,7 +56,7 @@ class ObjectPath:
                 self.problem = problem
 
     def put(self, item: Item) -> None:
-        """Copy a finished run; its checkpoints have served."""
+        """Copy a finished run without its checkpoints, which it no longer needs."""
         files = [file for file in sorted(item.path.rglob("*")) if file.is_file() and not file.name.startswith(".")]
         files = [file for file in files if file.parent.name != "checkpoints"]
         files.sort(key=lambda file: file.name == RESULT)

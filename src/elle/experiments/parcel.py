@@ -38,7 +38,7 @@ def pack(path: Path) -> bytes:
 
 
 def unpack(content: bytes, path: Path) -> None:
-    """Write such files, each in one step, the result last; older checkpoints, and parts that have served, go."""
+    """Write the files of a `pack`, the result last; delete older checkpoints, and parts that it does not hold."""
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         entries = sorted(archive.getmembers(), key=lambda entry: entry.name == RESULT)
         for entry in entries:

@@ -24,7 +24,7 @@ def write_pictures(out: Path, runs: Sequence[RunDirectory], surfaces: Surfaces) 
     for run, name in zip(runs, names, strict=True):
         figures += [*weight_evolution(run, name), *surface_figures(name, surfaces.get(name))]
     parts: list[Part] = [_summary(runs, names), *figures]
-    lead = " ".join(_sentence(run, name) for run, name in zip(runs, names, strict=True))
+    lead = " ".join(_fate(run, name) + _ending(run) for run, name in zip(runs, names, strict=True))
     title = runs[0].setting if len(runs) == 1 else f"{len(runs)} runs side by side"
     write_page(out, title, lead, parts, f"elle plot, from {', '.join(names)}.")
     return figures
@@ -53,7 +53,7 @@ def course(runs: Sequence[RunDirectory], names: Sequence[str]) -> list[Chart]:
 
 
 def _multi_step_note(runs: Sequence[RunDirectory]) -> str:
-    """Where the values are from: the monitor attacks otherwise, and other images, than what is tracked."""
+    """Whether the values are the monitor's or tracked ones, whose attacks and images differ."""
     tracked = sorted({(run.multi_step() or "").upper() for run in runs if not run.probes} - {""})
     words = f"under {' or '.join(tracked)} on the images that are tracked" if tracked else ""
     if not any(run.probes for run in runs):
@@ -168,10 +168,6 @@ def _summary(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
     columns = ("Run", "Method", "Data", "eps", "Epochs", "Multi-step, best", "Multi-step, last",
                "Collapse, epoch", "Rollbacks")  # fmt: skip
     return Table("Runs", columns, rows, frozenset(bad))
-
-
-def _sentence(run: RunDirectory, name: str) -> str:
-    return _fate(run, name) + _ending(run)
 
 
 def _ending(run: RunDirectory) -> str:

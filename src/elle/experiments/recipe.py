@@ -45,9 +45,6 @@ class Expected:
     seeds: int = 3
     """Runs of the paper that it is the mean of; three unless it says otherwise (Section 4.4)."""
 
-    def matches(self, config: Config) -> bool:
-        return matches(config, self.where)
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -65,13 +62,9 @@ class Recipe:
     def runs(self, seeds: int | None = None, only: Mapping[str, Any] | None = None) -> list[Config]:
         """Every run, for this many seeds (the recipe's own otherwise), `only` those with these settings."""
         numbers = range(self.seeds if seeds is None else seeds)
-        chosen = [
-            config
-            for values in self._products()
-            for first in [parse_config(nested(self.base | values), where=f"recipe {self.name}: ")]
-            for config in [first.model_copy(update={"seed": seed}) for seed in numbers]
-            if only is None or matches(config, only)
-        ]
+        settings = [parse_config(nested(self.base | one), where=f"recipe {self.name}: ") for one in self._products()]
+        runs = [config.model_copy(update={"seed": seed}) for config in settings for seed in numbers]
+        chosen = [run for run in runs if only is None or matches(run, only)]
         if not chosen:
             words = " ".join(f"{key}={value}" for key, value in (only or {}).items())
             if only and only.keys() == {"method"}:

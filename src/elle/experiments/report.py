@@ -59,6 +59,10 @@ def _counted(count: int, word: str) -> str:
     return f"{count} {word}{'s' * (count != 1)}"
 
 
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
 def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
     finished = sum(len(setting.runs) for setting in collected.settings)
     seeds = sorted({len(setting.runs) for setting in collected.settings})
@@ -86,18 +90,13 @@ def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
     if unfinished := len(collected.runs) - finished:
         text += f" {unfinished} more {'has' if unfinished == 1 else 'have'} no result: see the end."
     if collected.copies:
-        are = "is" if collected.copies == 1 else "are"
-        text += f" {collected.copies} more {are} left out: another has the same settings and seed."
-    if collected.others:
-        are = "is" if collected.others == 1 else "are"
-        text += f" {collected.others} more in the same place {are} left out: not of this recipe as it is now."
+        text += f" {collected.copies} more {_are(collected.copies)} left out: another has the same settings and seed."
+    if others := collected.others:
+        text += f" {others} more in the same place {_are(others)} left out: not of this recipe as it is now."
     judged = [one for one in comparisons if one.inside is not None]
     if judged:
-        inside = sum(bool(one.inside) for one in judged)
-        are = "is" if len(judged) == 1 else "are"
-        text += (
-            f"\n\n{inside} of {_counted(len(judged), 'number')} {are} inside two joint standard errors of the paper's."
-        )
+        inside, numbers = sum(bool(one.inside) for one in judged), _counted(len(judged), "number")
+        text += f"\n\n{inside} of {numbers} {_are(len(judged))} inside two joint standard errors of the paper's."
     return text
 
 

@@ -131,7 +131,7 @@ def _curve(label: str, setting: Setting, column: str | None) -> Series | None:
 
 
 def _runtime(settings: Sequence[Setting], layout: Layout, panel: str, time: str) -> list[Bars]:
-    """One of the times by method, mean and std over its runs at every eps, which takes no time; else at each value."""
+    """A time by method, over its runs at every eps, as eps costs none; where another setting lies across, by both."""
     bars = []
     name, factor = unit(time)
     groups = {layout.name(mine[0]): mine for mine in layout.along(settings, layout.carrier).values()}

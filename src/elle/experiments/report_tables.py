@@ -11,10 +11,19 @@ from elle.experiments.comparison import Comparison, joint_error
 from elle.experiments.layout import Layout
 from elle.experiments.page import Mark, Table
 
-NAMES = {"autoattack": "AutoAttack", "clean": "Clean", "fgsm": "FGSM", "seconds": "Training time"}
-NAMES |= {"error": "E_lin", "error_two": "E_lin of two triplets", "error_half": "E_lin at alpha = 1/2"}
-NAMES |= {"error_max": "E_lin at the worst alpha", "misalignment": "Gradient misalignment"}
-NAMES |= {"seconds per epoch": "Time of an epoch", "seconds per step": "Time of a step"}
+NAMES = {
+    "autoattack": "AutoAttack",
+    "clean": "Clean",
+    "fgsm": "FGSM",
+    "error": "E_lin",
+    "error_two": "E_lin of two triplets",
+    "error_half": "E_lin at alpha = 1/2",
+    "error_max": "E_lin at the worst alpha",
+    "misalignment": "Gradient misalignment",
+    "seconds": "Training time",
+    "seconds per epoch": "Time of an epoch",
+    "seconds per step": "Time of a step",
+}
 WIDE = 7
 """Columns of mean and std that fit on a page of paper."""
 REFERENCE = "pgd-"
@@ -28,7 +37,7 @@ def metric_name(metric: str) -> str:
 
 
 def unit(metric: str) -> tuple[str, float]:
-    """What a number is printed in, and how many of that are 1 of ours: a step takes milliseconds."""
+    """The unit in which a metric is printed, and by what its values are multiplied for that."""
     return ("ms", 1000.0) if metric == "seconds per step" else ("s", 1.0) if metric in TIMES else ("%", 1.0)
 
 
@@ -72,7 +81,7 @@ def _table(settings: Sequence[Setting], layout: Layout, metric: str, panel: str)
 
 
 def _turned(table: Table, corner: str) -> Table:
-    """The same with rows for columns."""
+    """The table transposed."""
     columns = [row[0] for row in table.rows]
     rows = [[name, *(row[c] for row in table.rows)] for c, name in enumerate(table.columns) if c > 0]
     marks = {(column - 1, row + 1): mark for (row, column), mark in table.marks.items()}

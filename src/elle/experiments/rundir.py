@@ -75,7 +75,7 @@ class RunDirectory:
         return max(names, key=lambda name: int(name.split("-")[1]), default=None)
 
     def collapses(self) -> list[tuple[Record, Record | None]]:
-        """Every collapse that was told, each with the recovery or the rollback that ended it, or None."""
+        """The events of all collapses, each with the recovery or the rollback that ended it, or None."""
         told: list[tuple[Record, Record | None]] = []
         for event in self.events:
             if event["event"] == "collapse":

@@ -93,6 +93,7 @@ def chosen_runs(recipe: Recipe, seeds: int | None, only: Sequence[str]) -> list[
         for value in values:
             recipe.runs(seeds, {key: value})  # a value that no run has is a mistake
     runs = [run for run in recipe.runs(seeds) if all(_any_matches(run, key, values) for key, values in allowed.items())]
+    # Where no run has all of them, this refuses, and names what the runs differ in.
     return runs or recipe.runs(seeds, {key: values[0] for key, values in allowed.items()})
 
 

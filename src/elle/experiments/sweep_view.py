@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -100,8 +99,8 @@ def _lines(items: Sequence[Item], heads: Sequence[str], keys: Sequence[str]) -> 
         # Where not even the settings have room, what is cut off says so: 100000 would read 1000.
         table.add_column(head, no_wrap=head != "")
     for item in items:
-        *told, _ = cells(item, keys)[-len(heads) :]
-        table.add_row(*map(Text, told), Text(item.said, no_wrap=True), style=_STYLES[item.state])
+        *told, said = cells(item, keys)[-len(heads) :]
+        table.add_row(*map(Text, told), Text(said, no_wrap=True), style=_STYLES[item.state])
     return table
 
 
@@ -117,7 +116,7 @@ def columns(keys: Sequence[str]) -> list[str]:
     return ["run", *(key for key in keys if not key.startswith("method.")), *own, "seed", "epoch", "state", ""]
 
 
-def cells(item: Item, keys: Sequence[str]) -> list[Any]:
+def cells(item: Item, keys: Sequence[str]) -> list[str]:
     """A run's row of the table."""
     values = flat(item.config)
     told = [spelled(key, values.get(key)) for key in keys if not key.startswith("method.")]
@@ -126,7 +125,7 @@ def cells(item: Item, keys: Sequence[str]) -> list[Any]:
         has = [key for key in own if values.get(key) is not None]
         told.append(", ".join(f"{key}={spelled(key, values[key])}" for key in has) or "-")
     epochs = f"{item.epochs_done:g}/{item.epochs or '?'}"
-    return [item.name, *told, str(item.config.seed), epochs, item.state, Text(item.said)]
+    return [item.name, *told, str(item.config.seed), epochs, item.state, item.said]
 
 
 def duration(seconds: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from elle.data.decoding import MARGIN
 from elle.data.registry import find_dataset
 from elle.engine.trained import Trained
 from elle.export.formats import Format
-from elle.files import file_digest, read_lines
+from elle.files import file_digest, read_lines, read_object
 from elle.version import __version__
 
 _LISTED = 20
@@ -30,7 +29,7 @@ def model_card(
 ) -> str:
     """What the network is, how it was trained, how robust it was measured to be, and how to load it."""
     config, header = trained.config.resolved(), trained.header
-    result = _read(directory / "result.json") or {}
+    result = read_object(directory / "result.json")  # a card without accuracies says so
     parameters = sum(parameter.numel() for parameter in trained.model.parameters())
     facts = {
         "Task": f"classify images into {len(trained.classes)} classes: {_listed(trained.classes)}",
@@ -104,16 +103,15 @@ def _accuracies(directory: Path, config: Config, result: Mapping[str, Any]) -> l
     rows = [(name, _radius(config.eps or 0, config.norm), one) for name, one in result.get("test", {}).items()]
     weights = file_digest(directory / "model.safetensors")
     for file in sorted(directory.glob("evaluation*.json")):  # the last one, and those before it under numbers
-        evaluation = _read(file) or {}
+        evaluation = read_object(file)
         if evaluation.get("model", {}).get("sha256") == weights and on_own_images(config, result, evaluation):
             radius = _radius(evaluation["eps"], evaluation["norm"])
             rows += [(name, radius, one) for name, one in evaluation["attacks"].items()]
     if not rows:
         return ["Not measured."]
     lines = ["| attack | eps | accuracy | 95 % interval | test images |", "|---|---|---|---|---|"]
-    plain = ((name, "" if name == "clean" else eps, json.dumps(_plain(one))) for name, eps, one in rows)
-    for name, radius, one in dict.fromkeys(plain):
-        accuracy, low, high, total = json.loads(one)
+    distinct = dict.fromkeys((name, "" if name == "clean" else radius, _numbers(one)) for name, radius, one in rows)
+    for name, radius, (accuracy, low, high, total) in distinct:
         lines.append(f"| {name} | {radius} | {accuracy:.2%} | {low:.2%} to {high:.2%} | {total:,} |")
     return [*lines, "", "An accuracy under attack is an upper bound: a stronger attack may find more."]
 
@@ -122,8 +120,9 @@ def _radius(eps: float, norm: str) -> str:
     return format_radius(eps) if norm == "linf" else f"{format_radius(eps)} in {norm}"
 
 
-def _plain(one: Mapping[str, Any]) -> list[float]:
-    return [one["accuracy"], *one["interval"], one["total"]]
+def _numbers(one: Mapping[str, Any]) -> tuple[float, float, float, int]:
+    low, high = one["interval"]
+    return one["accuracy"], low, high, one["total"]
 
 
 def _loading(form: Format, file: str, classes: tuple[str, ...], header: Mapping[str, Any]) -> list[str]:
@@ -187,11 +186,3 @@ def _cell(text: str) -> str:
 def _listed(names: tuple[str, ...]) -> str:
     more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # a card without accuracies says so
-    return found if isinstance(found, dict) else None

@@ -14,7 +14,7 @@ from elle.data.registry import load_dataset
 from elle.data.resident import to_tensors
 from elle.data.sources import spread_images
 from elle.engine.trained import load_run
-from elle.errors import InputError, WorkError, nearest
+from elle.errors import InputError, WorkError, first_line, nearest
 from elle.export.card import model_card
 from elle.export.formats import FORMATS, Format, Header, quiet
 from elle.files import write_text
@@ -74,8 +74,9 @@ def _written(form: Format, model: nn.Module, x: Tensor, header: Header, path: Pa
     except (InputError, WorkError, OSError):
         raise
     except Exception as problem:  # an exporter may fail in any way at all on a network it cannot express
-        reason = next(iter(str(problem).strip().splitlines()), "") or type(problem).__name__
-        raise WorkError(f"this network cannot be written as {form.name}: {reason[:200]}; try another format") from None
+        raise WorkError(
+            f"this network cannot be written as {form.name}: {first_line(problem)[:200]}; try another format"
+        ) from None
     difference, largest = float((found - expected).abs().max()), float(expected.abs().max())
     if not difference <= TOLERANCE * max(1.0, largest):
         raise WorkError(

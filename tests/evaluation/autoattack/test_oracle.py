@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from elle.core.linearity import cross_entropy
 from elle.evaluation.autoattack import Budget, search
-from elle.evaluation.autoattack.objectives import cross_entropy
 from elle.evaluation.autoattack.oracle import Oracle, constant
 from elle.models.residual import PreActResNet
 from tests.networks import images

@@ -20,9 +20,9 @@ ORIGINAL = {"linf": projection_linf, "l2": projection_l2, "l1": projection_l1}
 CPU = torch.device("cpu")
 
 
-def some_points(count: int = 40, size: int = 48) -> tuple[torch.Tensor, torch.Tensor]:
+def some_points() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    x = torch.rand(count, 3, 4, size // 12, generator=generator)
+    x = torch.rand(40, 3, 4, 4, generator=generator)
     x[:, :, 0] = x[:, :, 0].round()  # some pixels at the box's edge
     return x, torch.randn(x.shape, generator=generator)
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from elle.core.linearity import cross_entropy
 from elle.evaluation.autoattack import noise
 from elle.evaluation.autoattack.norms import Norm, inside, per_image, unit
-from elle.evaluation.autoattack.objectives import cross_entropy, runners_up, targeted_dlr
+from elle.evaluation.autoattack.objectives import runners_up, targeted_dlr
 from elle.evaluation.autoattack.oracle import Oracle
 from elle.evaluation.autoattack.schedule import Plan, plan
-from elle.evaluation.autoattack.slots import Slots, blank
+from elle.evaluation.autoattack.slots import Slots, blank, replace_rows
 
 _MOMENTUM = 0.75
 _ENOUGH_RISES = 0.75
@@ -126,9 +127,9 @@ class APGD:
         slots.note(answer.logits, self.plan.final[question], self.oracle.doubt(answer.logits))
 
         better = fresh | (answer.value > slots.value_best)
-        _set(slots.x_best, better, slots.x_adv)
-        _set(slots.gradient_best, better, answer.gradient)
-        _set(slots.value_best, better, answer.value)
+        replace_rows(slots.x_best, better, slots.x_adv)
+        replace_rows(slots.gradient_best, better, answer.gradient)
+        replace_rows(slots.value_best, better, answer.value)
 
         if isinstance(slots, MomentumSlots):
             back = self._checked(slots, answer.value, fresh, window)
@@ -152,7 +153,7 @@ class APGD:
         """Halve the step of those that rise too seldom or stand still, and send them back to their best point."""
         slots.alpha.masked_fill_(fresh, 2 * self.eps)
         slots.halved.masked_fill_(fresh, True)
-        _set(slots.value_at_check, fresh, value)
+        replace_rows(slots.value_at_check, fresh, value)
         # As in the original, the first step's value is compared with 0 and not with the start's.
         slots.rises.add_(value > slots.value_before).masked_fill_(fresh, 0)
         slots.value_before.copy_(value.masked_fill(fresh, 0.0))
@@ -160,15 +161,15 @@ class APGD:
         seldom = slots.rises <= _ENOUGH_RISES * window
         still = ~slots.halved & (slots.value_at_check >= slots.value_best)
         back = check & (seldom | still)
-        _set(slots.halved, check, back)
-        _set(slots.value_at_check, check, slots.value_best)
+        replace_rows(slots.halved, check, back)
+        replace_rows(slots.value_at_check, check, slots.value_best)
         slots.rises.masked_fill_(check, 0)
         slots.alpha.copy_(torch.where(back, slots.alpha / 2, slots.alpha))
         return back
 
     def _moved(self, slots: MomentumSlots, x_adv: Tensor, gradient: Tensor, fresh: Tensor, radius: Tensor) -> Tensor:
         """x + a (P(x + alpha g) - x) + (1 - a) (x - x_before), a = 0.75, and a = 1 at the start (eqs. 3 and 4)."""
-        _set(slots.x_before, fresh, x_adv)
+        replace_rows(slots.x_before, fresh, x_adv)
         limit, alpha = per_image(radius, x_adv), per_image(slots.alpha, x_adv)
         share = per_image(torch.where(fresh, 1.0, _MOMENTUM), x_adv)
         direction = gradient.sign() if self.norm == "linf" else unit(gradient, "l2")
@@ -185,8 +186,8 @@ class APGD:
         back = check & ~fresh & (support < 0.95 * slots.support)
         shorter = torch.maximum(slots.alpha / _L1_SHORTER, radius / _L1_SHORTEST)
         slots.alpha.copy_(torch.where(back | fresh, radius, torch.where(check, shorter, slots.alpha)))
-        _set(slots.share, check, support / pixels / _L1_SPARSITY)
-        _set(slots.support, check, support)
+        replace_rows(slots.share, check, support / pixels / _L1_SPARSITY)
+        replace_rows(slots.support, check, support)
         return back
 
     def _moved_l1(self, slots: SparseSlots, x_adv: Tensor, gradient: Tensor, radius: Tensor) -> Tensor:
@@ -200,8 +201,3 @@ class APGD:
         return inside(
             x_adv + per_image(slots.alpha, x_adv) * direction / count, slots.x, per_image(radius, x_adv), "l1"
         )
-
-
-def _set(field: Tensor, where: Tensor, value: Tensor) -> None:
-    """field = value in the rows chosen, in place."""
-    field.copy_(torch.where(per_image(where, field), value, field))

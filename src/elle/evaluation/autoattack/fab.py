@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from elle.evaluation.autoattack.hyperplane import shortest_way
-from elle.evaluation.autoattack.norms import Norm, length, per_image
+from elle.evaluation.autoattack.norms import Norm, length
 from elle.evaluation.autoattack.objectives import difference, runners_up, violation
 from elle.evaluation.autoattack.oracle import Oracle
-from elle.evaluation.autoattack.slots import Slots, blank
+from elle.evaluation.autoattack.slots import Slots, blank, replace_rows
 
 _OVERSHOOT, _BACK, _MOST_TO_X = 1.05, 0.9, 0.1
 _BEYOND = 0.5
@@ -48,9 +48,8 @@ class FAB:
         slots.x_adv.copy_(self._moved(slots, aim, answer.gradient))
         logits = self.oracle.logits(slots.x_adv)
         slots.note(logits, length(slots.x_adv - slots.x, self.norm) <= self.eps, self.oracle.doubt(logits))
-        success = per_image(violation(logits, slots.y) > 0, slots.x)
         back = slots.x + _BACK * (slots.x_adv - slots.x)
-        slots.x_adv.copy_(torch.where(success, back, slots.x_adv))
+        replace_rows(slots.x_adv, violation(logits, slots.y) > 0, back)
         slots.left.sub_(1).clamp_(min=0)
 
     def _moved(self, slots: FABSlots, value: Tensor, gradient: Tensor) -> Tensor:

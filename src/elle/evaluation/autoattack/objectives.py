@@ -1,9 +1,8 @@
-"""What the attacks maximise: functions of logits [B, K] with one value an image."""
+"""What the attacks maximise, beside the cross-entropy: functions of logits [B, K] with one value an image."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -12,10 +11,6 @@ def violation(logits: Tensor, y: Tensor) -> Tensor:
     own = logits.gather(1, y.unsqueeze(1))
     others = logits.scatter(1, y.unsqueeze(1), float("-inf"))
     return others.amax(1) - own.squeeze(1)
-
-
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(logits, y, reduction="none")
 
 
 def difference(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:

@@ -23,6 +23,9 @@ FUSED_SEARCH = True
 
 BLIND = "the logits have no gradient by the image, so that attacks which follow it find nothing; trust square alone"
 
+_EXACT_BATCH = 512
+"""Images that are answered exactly at a time."""
+
 # Logits' derivatives are sent back with this as their largest entry: well inside half precision on both sides.
 _SCALE = 64.0
 
@@ -90,13 +93,13 @@ class Oracle:
         finite = logits.abs().nan_to_num(nan=0.0, posinf=0.0)
         return 2 * _ROUNDING[self.precision] * finite.amax(1)
 
-    def exact(self, x: Tensor, chunk: int = 512) -> Tensor:
+    def exact(self, x: Tensor) -> Tensor:
         """Logits in float32 proper [N, K], by torch's own operations."""
         parts = []
         with fusing(self.model, False), torch.no_grad(), exact_float32(self.device):
-            for part in torch.split(x, chunk):
+            for part in torch.split(x, _EXACT_BATCH):
                 # Padded to a power of two, so that a GPU meets few shapes.
-                padded = min(chunk, max(16, 1 << (len(part) - 1).bit_length()))
+                padded = min(_EXACT_BATCH, max(16, 1 << (len(part) - 1).bit_length()))
                 missing = padded - len(part) if self.device.type == "cuda" else 0
                 filled = torch.cat([part, part[:1].expand(missing, *part.shape[1:])])
                 parts.append(self.model(self._laid_out(filled)).float()[: len(part)])

@@ -49,11 +49,16 @@ class Slots:
         # No number is no answer: as near as can be seen, and looked at exactly if nothing better is found.
         excess = torch.where(logits.isnan().any(1), 0.0, violation(logits, self.y))
         better = allowed & (self.left > 0) & (excess >= -doubt) & (excess > self.excess)
-        self.x_found.copy_(torch.where(per_image(better, self.x), self.x_adv, self.x_found))
-        self.excess.copy_(torch.where(better, excess, self.excess))
+        replace_rows(self.x_found, better, self.x_adv)
+        replace_rows(self.excess, better, excess)
 
     def _fields(self) -> Iterator[tuple[str, Tensor]]:
         return ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+
+
+def replace_rows(field: Tensor, where: Tensor, values: Tensor) -> None:
+    """Write the rows of `values` that are chosen into `field`, in place."""
+    field.copy_(torch.where(per_image(where, field), values, field))
 
 
 def blank(x: Tensor, y: Tensor, x_adv: Tensor, questions: int) -> dict[str, Any]:
@@ -81,12 +86,10 @@ class Attack(Protocol):
 
 
 def broken_points(attack: Attack, oracle: Oracle, x: Tensor, eps: float, norm: Norm, batch: int, graph: bool) -> Tensor:
-    """x_adv [N, ...]: a point of ball and box that float32 misclassifies where one was found, else x."""
+    """x_adv [N, ...], N > 0: a point of ball and box that float32 misclassifies where one was found, else x."""
     x_adv = x.clone()
     broken = np.zeros(len(x), dtype=bool)
     items = len(x) * attack.variants
-    if items == 0:
-        return x_adv
     # As many slots as make the rounds equally full, unless the network was compiled for full ones.
     count = batch if oracle.compiled_for else math.ceil(items / math.ceil(items / batch))
     # All points with their first variant come first: what breaks early spares its other items.

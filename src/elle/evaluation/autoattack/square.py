@@ -11,7 +11,7 @@ from elle.evaluation.autoattack import noise
 from elle.evaluation.autoattack.norms import Norm, inside, length, per_image, unit
 from elle.evaluation.autoattack.objectives import violation
 from elle.evaluation.autoattack.oracle import Oracle
-from elle.evaluation.autoattack.slots import Slots, blank
+from elle.evaluation.autoattack.slots import Slots, blank, replace_rows
 from elle.evaluation.autoattack.windows import Windows, bump, tiling, window_plan
 
 _INSIDE_L1 = 1 - 1e-6
@@ -64,8 +64,8 @@ class Square:
         value = violation(logits, slots.y)
         slots.note(logits, torch.ones_like(slots.y, dtype=torch.bool), self.oracle.doubt(logits))
         better = value > slots.value_best
-        slots.x_best.copy_(torch.where(per_image(better, slots.x), slots.x_adv, slots.x_best))
-        slots.value_best.copy_(torch.where(better, value, slots.value_best))
+        replace_rows(slots.x_best, better, slots.x_adv)
+        replace_rows(slots.value_best, better, value)
         slots.x_adv.copy_(self._proposal(slots))
         slots.query.add_(1).clamp_(max=self.questions - 2)
         slots.left.sub_(1).clamp_(min=0)
