@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint
 
 from elle.errors import InputError
+from elle.models.batch_norm import called_plainly
 from elle.models.residual import PostActBlock, PreActBlock, PreActResNet, ResNet
 
 Context = Callable[[], contextlib.AbstractContextManager[None]]
@@ -65,17 +66,19 @@ def _last_blocks(network: PreActResNet | ResNet) -> list[nn.Module]:
 
     Resolution falls from stage to stage, so they take little memory, but as much time as others to compute anew.
     """
-    blocks = [block for block in network.blocks if isinstance(block, PreActBlock | PostActBlock)]
-    kept, area = [], 1.0
+    blocks, kept, area = list(network.blocks), [], 1.0
     for block in blocks:
         values = 0.0  # of an image: what the convolutions read, and as much again for BatchNorm
-        for k in range(1, block.depth + 1):
+        for k in range(1, block.depth + 1) if isinstance(block, PreActBlock | PostActBlock) else ():
             conv = getattr(block, f"conv{k}")
-            values += conv.in_channels * area
-            area /= conv.stride[0] * conv.stride[1]
+            if isinstance(conv, nn.Conv2d):
+                values += conv.in_channels * area
+                area /= conv.stride[0] * conv.stride[1]
+        if not values:  # others have been put in its place, and what they keep is not known
+            return []
         kept.append(values)
     together = list(accumulate(reversed(kept)))
-    return list(blocks[len(blocks) - bisect_right(together, SPARED * max(kept)) :])
+    return blocks[len(blocks) - bisect_right(together, SPARED * max(kept, default=0)) :]
 
 
 def _layers(module: nn.Module) -> int:
@@ -94,33 +97,44 @@ def recomputed(
 
     `around` is what the caller has the forward in, other than autocast: a backward is outside of it and enters it anew.
     """
-    if blocks:
-        # Of a half-precision copy made before the forward, the gradient would be held until the backward's very end.
-        torch.clear_autocast_cache()
-    first = {network.blocks[0]: network for network in _residual_networks(model)}
+    if not blocks:
+        yield
+        return
+    # Of a half-precision copy made before the forward, the gradient would be held until the backward's very end.
+    torch.clear_autocast_cache()
+    first = {network.blocks[0]: network for network in _residual_networks(model) if _begins_with_stem(network)}
     with contextlib.ExitStack() as stack:
         for block in blocks:
             whole = block.forward
             if isinstance(block, PreActBlock | PostActBlock):
                 whole = partial(_by_layers, block, whole, around)
-            norms = _batch_norms(block)
+            norms = _norms(block)
             if block in first:
                 # The stem's values are as many as a block's: kept are the images, and the block begins with the stem.
                 network, stem = first[block], first[block].stem
+                inside = {norm for one in network.blocks for norm in _norms(one)}
+                own = [norm for norm in _norms(network) if norm not in inside]
                 if isinstance(network, ResNet):
-                    own = _batch_norms(network.bn1)
-                    norms, stem = norms + own, _keeping_inputs(own, stem, around)
-                whole = partial(_one_after_the_other, stem, whole)
+                    stem = _keeping_inputs(own, stem, around)
+                whole, norms = partial(_one_after_the_other, stem, whole), norms + own
                 stack.enter_context(_instead(network, "stem", _as_it_is))
             stack.enter_context(_instead(block, "forward", _keeping_inputs(norms, whole, around)))
         yield
+
+
+def _begins_with_stem(network: PreActResNet | ResNet) -> bool:
+    """Whether the first block may compute the stem, too: nobody else reads it, or looks at what the block is given."""
+    if type(network).forward not in (PreActResNet.forward, ResNet.forward) or not len(network.blocks):
+        return False
+    around = [part for part in network.modules() if network.blocks[0] in part.modules()]
+    return all(called_plainly(part) for part in around if part is not network) and "forward" not in vars(network)
 
 
 def _by_layers(
     block: PreActBlock | PostActBlock, forward: Callable[[Tensor], Tensor], around: Context, x: Tensor
 ) -> Tensor:
     """A block of which each layer keeps its input only: of one being computed anew, not all is there together."""
-    with _instead(block, "layer", _keeping_inputs(_batch_norms(block), block.layer, around)):
+    with _instead(block, "layer", _keeping_inputs(_norms(block), block.layer, around)):
         return forward(x)
 
 
@@ -132,41 +146,54 @@ def _as_it_is(x: Tensor) -> Tensor:
     return x
 
 
-def _batch_norms(module: nn.Module) -> list[_BatchNorm]:
-    return [part for part in module.modules() if isinstance(part, _BatchNorm)]
+def _norms(module: nn.Module) -> list[_NormBase]:
+    """The layers with running statistics: BatchNorm, and InstanceNorm that is asked for them."""
+    return [part for part in module.modules() if isinstance(part, _NormBase)]
 
 
-def _keeping_inputs(norms: list[_BatchNorm], function: Callable[..., Any], around: Context) -> Callable[..., Any]:
-    """This function, by way of these BatchNorms, computed anew from its inputs in the backward."""
+def _keeping_inputs(norms: list[_NormBase], function: Callable[..., Any], around: Context) -> Callable[..., Any]:
+    """This function, by way of these layers, computed anew from its inputs in the backward."""
     # Nothing draws random numbers here, and a CUDA graph cannot capture a change of their state.
     return partial(
         checkpoint,
         function,
         use_reentrant=False,
         preserve_rng_state=False,
-        context_fn=lambda: (contextlib.nullcontext(), _again(norms, around)),
+        context_fn=lambda: (contextlib.nullcontext(), _Again(norms, around)),
     )
 
 
 @contextlib.contextmanager
 def _instead(module: nn.Module, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """Within it, the module's method `name` is this function."""
+    own = vars(module).get(name)
     setattr(module, name, function)
     try:
         yield
     finally:
         delattr(module, name)  # its class's again
+        if own is not None:
+            setattr(module, name, own)
 
 
-@contextlib.contextmanager
-def _again(layers: list[_BatchNorm], around: Context) -> Iterator[None]:
-    """BatchNorm in train mode, by the statistics of the batch, without moving the running ones: momentum 0."""
-    kept = [(layer.momentum, layer.num_batches_tracked) for layer in layers]
-    for layer in layers:
-        layer.momentum, layer.num_batches_tracked = 0.0, None
-    try:
-        with around():
-            yield
-    finally:
-        for layer, (momentum, count) in zip(layers, kept, strict=True):
-            layer.momentum, layer.num_batches_tracked = momentum, count
+class _Again:
+    """BatchNorm as it was in the forward, without moving the running statistics: momentum 0.
+
+    A graph that is kept is computed anew by each of its backwards, within the same one of these.
+    """
+
+    def __init__(self, layers: list[_NormBase], around: Context) -> None:
+        self.layers, self.around = layers, around
+        self.modes = [layer.training for layer in layers]
+
+    def __enter__(self) -> None:
+        self.entered = self.around()
+        self.entered.__enter__()
+        self.kept = [(layer.momentum, layer.num_batches_tracked, layer.training) for layer in self.layers]
+        for layer, mode in zip(self.layers, self.modes, strict=True):
+            layer.momentum, layer.num_batches_tracked, layer.training = 0.0, None, mode
+
+    def __exit__(self, *raised: Any) -> None:
+        for layer, before in zip(self.layers, self.kept, strict=True):
+            layer.momentum, layer.num_batches_tracked, layer.training = before
+        self.entered.__exit__(*raised)

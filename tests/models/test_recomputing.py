@@ -1,0 +1,134 @@
+"""Blocks that are computed anew: the plain gradients and statistics, whatever a user has made of the network."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from elle.models.recomputing import blocks_to_recompute, recomputed
+from elle.models.residual import PreActResNet, ResNet
+
+SHAPE = (3, 8, 8)
+
+
+class Block(nn.Module):
+    """A user's own."""
+
+    def __init__(self, norm=nn.BatchNorm2d, width=8):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+        self.norm = norm(width)
+
+    def forward(self, x):
+        return x + self.second(F.relu(self.norm(self.first(x))))
+
+
+def own(*blocks):
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sequential(*blocks), *head)
+
+
+def with_instance_norm():
+    return own(Block(lambda width: nn.InstanceNorm2d(width, track_running_stats=True)), Block())
+
+
+def pre_activation(kind=PreActResNet):
+    return kind(SHAPE, 10, nn.ReLU, blocks=(1, 1, 1, 1), stem_width=8, widths=(8, 16, 32, 64))
+
+
+def post_activation():
+    return ResNet(SHAPE, 10, nn.ReLU, blocks=(1, 1, 1, 1))
+
+
+def with_a_forward_of_its_own():
+    model = pre_activation()
+    block = model.blocks[0]
+    whole = block.forward
+    block.forward = lambda x: 2 * whole(x)
+    return model
+
+
+def with_hooks_on_the_first_block():
+    model = pre_activation()
+    model.blocks[0].register_forward_pre_hook(lambda block, given: (given[0].square(),))
+    model.blocks[0].register_full_backward_hook(lambda block, inward, outward: (2 * inward[0],))
+    return model
+
+
+def with_a_hook_on_the_first_stage():
+    model = post_activation()
+    model.layer1.register_forward_pre_hook(lambda stage, given: (given[0].square(),))
+    return model
+
+
+class ReadsTheStemTwice(PreActResNet):
+    def forward(self, x):
+        stem = self.stem(x)
+        features = self.bn(self.blocks(stem)).mean((2, 3))
+        return self.linear(features) + stem.mean((1, 2, 3)).unsqueeze(1) * torch.arange(10.0)
+
+
+def with_batch_norm_in_the_stem():
+    model = pre_activation()
+    model.conv = nn.Sequential(model.conv, nn.BatchNorm2d(8))
+    return model
+
+
+def with_blocks_of_others():
+    model = pre_activation()
+    model.blocks = nn.Sequential(Block(), Block(), nn.Conv2d(8, 64, 1))
+    return model
+
+
+def with_a_wrapped_convolution():
+    model = pre_activation()
+    model.blocks[1].conv1 = nn.Sequential(model.blocks[1].conv1)
+    return model
+
+
+def after_two_passes(network, low):
+    torch.manual_seed(0)
+    model, x = network().train(), torch.rand(4, *SHAPE)
+    for _ in range(2):
+        with recomputed(model, blocks_to_recompute(model)) if low else contextlib.nullcontext():
+            loss = F.cross_entropy(model(x), torch.arange(4))
+        loss.backward()
+    return [one.grad for one in model.parameters()], dict(model.named_buffers())
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        with_instance_norm,
+        with_a_forward_of_its_own,
+        with_hooks_on_the_first_block,
+        with_a_hook_on_the_first_stage,
+        lambda: pre_activation(ReadsTheStemTwice),
+        with_batch_norm_in_the_stem,
+        with_blocks_of_others,
+        with_a_wrapped_convolution,
+    ],
+)
+def test_gradients_and_statistics_are_the_plain_ones(network):
+    torch.testing.assert_close(after_two_passes(network, low=True), after_two_passes(network, low=False))
+
+
+def test_a_graph_that_is_kept_may_be_gone_through_again():
+    model = pre_activation().train()
+    with recomputed(model, blocks_to_recompute(model)):
+        loss = model(torch.rand(4, *SHAPE)).square().sum()
+    first, second = (torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for _ in range(2))
+    torch.testing.assert_close(second, first)
+
+
+def test_the_mode_is_that_of_the_forward():
+    model = pre_activation().train()
+    with recomputed(model, blocks_to_recompute(model)):
+        loss = model(torch.rand(4, *SHAPE)).square().sum()
+    model.eval()
+    expected = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    loss.backward()
+    assert not any(module.training for module in model.modules())
+    torch.testing.assert_close(dict(model.named_buffers()), expected, rtol=0, atol=0)
