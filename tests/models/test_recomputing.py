@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from elle.errors import InputError
 from elle.models.recomputing import blocks_to_recompute, recomputed
 from elle.models.residual import PreActResNet, ResNet
 
@@ -132,3 +133,41 @@ def test_the_mode_is_that_of_the_forward():
     loss.backward()
     assert not any(module.training for module in model.modules())
     torch.testing.assert_close(dict(model.named_buffers()), expected, rtol=0, atol=0)
+
+
+class Drops(Block):
+    def forward(self, x):
+        return super().forward(F.dropout(x, 0.1, self.training))
+
+
+class PowerIteration(Block):
+    def __init__(self):
+        super().__init__()
+        nn.utils.parametrizations.spectral_norm(self.first)
+
+
+class Attends(Block):
+    """Without dropout, although torch's attention is said to draw numbers."""
+
+    def forward(self, x):
+        y = super().forward(x).flatten(2).unsqueeze(1)
+        return x + F.scaled_dot_product_attention(y, y, y).view(x.shape)
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (Drops, "bernoulli_.float of this network draws anew each time"),
+        (PowerIteration, "1.0.first.parametrizations.weight.0._[uv] of this network changes each time"),
+        (lambda: torch.jit.script(Block()), "cannot compute parts of TorchScript anew"),
+    ],
+    ids=["draws", "state", "script"],
+)
+def test_a_block_that_cannot_be_computed_twice_is_refused(block, message):
+    with pytest.raises(InputError, match=message):
+        after_two_passes(lambda: own(block(), Block()), low=True)
+
+
+def test_attention_without_dropout_is_not():
+    passes = (after_two_passes(lambda: own(Attends(), Block()), low=low) for low in (True, False))
+    torch.testing.assert_close(*passes)

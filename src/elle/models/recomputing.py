@@ -12,11 +12,13 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import accumulate
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from elle.errors import InputError
@@ -26,8 +28,13 @@ from elle.models.residual import PostActBlock, PreActBlock, PreActResNet, ResNet
 Context = Callable[[], contextlib.AbstractContextManager[None]]
 _RANDOM = ("DropPath", "StochasticDepth")
 """Layers of others that draw numbers, by the name of their class."""
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 SPARED = 0.75
 """With all that the largest block takes, and not three quarters, PreActResNet18 would need 1.29 times FGSM's memory."""
+
+
+_steady: WeakSet[nn.Module] = WeakSet()
+"""Networks whose blocks have been seen, in train mode, to draw no numbers and to keep no state."""
 
 
 def random_layer(model: nn.Module) -> str | None:
@@ -46,6 +53,8 @@ def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
     """
     if name := random_layer(model):
         raise InputError(f"memory=low computes layers twice, and {name} of this network draws anew each time")
+    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+        raise InputError("memory=low cannot compute parts of TorchScript anew, which this network has; leave it out")
     containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
     members = {child for module in model.modules() if isinstance(module, containers) for child in module.children()}
     whole = {module for module in members if _layers(module) > 1 and not isinstance(module, containers)}
@@ -102,6 +111,8 @@ def recomputed(
         return
     # Of a half-precision copy made before the forward, the gradient would be held until the backward's very end.
     torch.clear_autocast_cache()
+    known = model in _steady or not torch.is_grad_enabled()
+    before = {} if known else _state(model, blocks)
     first = {network.blocks[0]: network for network in _residual_networks(model) if _begins_with_stem(network)}
     with contextlib.ExitStack() as stack:
         for block in blocks:
@@ -118,8 +129,46 @@ def recomputed(
                     stem = _keeping_inputs(own, stem, around)
                 whole, norms = partial(_one_after_the_other, stem, whole), norms + own
                 stack.enter_context(_instead(network, "stem", _as_it_is))
-            stack.enter_context(_instead(block, "forward", _keeping_inputs(norms, whole, around)))
+            forward = _keeping_inputs(norms, whole, around, contextlib.nullcontext if known else _NoDraws)
+            stack.enter_context(_instead(block, "forward", forward))
         yield
+    if not known:
+        _check_state(model, blocks, before)
+
+
+def _check_state(model: nn.Module, blocks: Collection[nn.Module], before: dict[str, tuple[int, int]]) -> None:
+    """Refuse blocks that have changed in a forward: the second one would be another."""
+    for name, version in _state(model, blocks).items():
+        if before.get(name) != version:
+            raise InputError(f"memory=low computes layers twice, and {name} of this network changes each time")
+    if all(block.training for block in blocks):
+        _steady.add(model)
+
+
+def _state(model: nn.Module, blocks: Collection[nn.Module]) -> dict[str, tuple[int, int]]:
+    """The versions of these blocks' buffers, but for statistics, which move at the first computation only."""
+    inside = {part for block in blocks for part in block.modules()}
+    return {
+        f"{name}.{key}": (id(buffer), buffer._version)
+        for name, module in model.named_modules()
+        if module in inside
+        for key, buffer in module._buffers.items()
+        if buffer is not None and not (isinstance(module, _NormBase) and key in _STATISTICS)
+    }
+
+
+class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, an operation that draws numbers is an error: functions such as F.dropout are no layers to be found."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            names = [argument.name for argument in function._schema.arguments]
+            given = dict(zip(names, args, strict=False)) | (kwargs or {})
+            # Attention is said to draw also where its dropout is 0.
+            if "dropout_p" not in names or given.get("dropout_p"):
+                name = str(function).removeprefix("aten.")
+                raise InputError(f"memory=low computes layers twice, and {name} of this network draws anew each time")
+        return function(*args, **(kwargs or {}))
 
 
 def _begins_with_stem(network: PreActResNet | ResNet) -> bool:
@@ -151,15 +200,17 @@ def _norms(module: nn.Module) -> list[_NormBase]:
     return [part for part in module.modules() if isinstance(part, _NormBase)]
 
 
-def _keeping_inputs(norms: list[_NormBase], function: Callable[..., Any], around: Context) -> Callable[..., Any]:
-    """This function, by way of these layers, computed anew from its inputs in the backward."""
+def _keeping_inputs(
+    norms: list[_NormBase], function: Callable[..., Any], around: Context, forward: Context = contextlib.nullcontext
+) -> Callable[..., Any]:
+    """This function, by way of these layers, computed anew from its inputs in the backward; `forward` is not."""
     # Nothing draws random numbers here, and a CUDA graph cannot capture a change of their state.
     return partial(
         checkpoint,
         function,
         use_reentrant=False,
         preserve_rng_state=False,
-        context_fn=lambda: (contextlib.nullcontext(), _Again(norms, around)),
+        context_fn=lambda: (forward(), _Again(norms, around)),
     )
 
 
