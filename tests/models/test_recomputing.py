@@ -171,3 +171,41 @@ def test_a_block_that_cannot_be_computed_twice_is_refused(block, message):
 def test_attention_without_dropout_is_not():
     passes = (after_two_passes(lambda: own(Attends(), Block()), low=low) for low in (True, False))
     torch.testing.assert_close(*passes)
+
+
+class Excitation(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 2, 1), nn.ReLU(), nn.Conv2d(2, 8, 1))
+
+    def forward(self, x):
+        return x * self.layers(x).sigmoid()
+
+
+class Excited(nn.Module):
+    """As EfficientNet's: its parts are members of a Sequential, and one of them has several layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.Sequential(
+            nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.SiLU(), Excitation(), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+        )
+
+    def forward(self, x):
+        return x + self.parts(x)
+
+
+def test_a_block_is_taken_whole_where_little_of_it_is_in_a_block_within():
+    model = own(Excited(), nn.Sequential(Excited(), Block()))
+    first, second = model[1]
+    assert blocks_to_recompute(model) == [first, *second]
+
+
+def test_not_so_most_of_a_network():
+    model = nn.Sequential(nn.Identity(), Excited())
+    assert blocks_to_recompute(model) == [model[1].parts[3]]
+
+
+def test_a_block_with_two_names_is_one():
+    block = Block()
+    assert blocks_to_recompute(own(block, nn.Sequential(block))) == [block]

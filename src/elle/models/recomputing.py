@@ -28,6 +28,7 @@ from elle.models.residual import PostActBlock, PreActBlock, PreActResNet, ResNet
 Context = Callable[[], contextlib.AbstractContextManager[None]]
 _RANDOM = ("DropPath", "StochasticDepth")
 """Layers of others that draw numbers, by the name of their class."""
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 SPARED = 0.75
 """With all that the largest block takes, and not three quarters, PreActResNet18 would need 1.29 times FGSM's memory."""
@@ -49,20 +50,29 @@ def random_layer(model: nn.Module) -> str | None:
 def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
     """The network's blocks, but for some of the last ones.
 
-    A block is a member of a Sequential or the like, with several layers and no such members within.
+    A block is a member of a Sequential or the like, with several layers of which no more than half are in blocks within
+    it, such as squeeze and excitation.
     """
     if name := random_layer(model):
         raise InputError(f"memory=low computes layers twice, and {name} of this network draws anew each time")
     if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
         raise InputError("memory=low cannot compute parts of TorchScript anew, which this network has; leave it out")
-    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-    members = {child for module in model.modules() if isinstance(module, containers) for child in module.children()}
-    whole = {module for module in members if _layers(module) > 1 and not isinstance(module, containers)}
-    blocks = [module for module in whole if not any(part in whole for part in _inner(module))]
+    members = {child for module in model.modules() if isinstance(module, _CONTAINERS) for child in module.children()}
+    blocks = _blocks(model, members - {model}, most=_layers(model) // 2)
     if not blocks:
         raise InputError("memory=low computes a network anew block by block, and this one has no blocks; leave it out")
     spared = {block for network in _residual_networks(model) for block in _last_blocks(network)}
     return [block for block in blocks if block not in spared]
+
+
+def _blocks(module: nn.Module, members: set[nn.Module], most: int) -> list[nn.Module]:
+    """Those of the module, or itself; with more layers than `most` of a network, it is not taken in place of others."""
+    within = list(dict.fromkeys(block for child in module.children() for block in _blocks(child, members, most)))
+    if module not in members or isinstance(module, _CONTAINERS):
+        return within
+    layers = _layers(module)
+    whole = layers <= most and 2 * sum(map(_layers, within)) <= layers if within else layers > 1
+    return [module] if whole else within
 
 
 def _residual_networks(model: nn.Module) -> list[PreActResNet | ResNet]:
@@ -92,10 +102,6 @@ def _last_blocks(network: PreActResNet | ResNet) -> list[nn.Module]:
 
 def _layers(module: nn.Module) -> int:
     return sum(1 for part in module.modules() if any(True for _ in part.parameters(recurse=False)))
-
-
-def _inner(module: nn.Module) -> Iterator[nn.Module]:
-    return (part for part in module.modules() if part is not module)
 
 
 @contextlib.contextmanager
@@ -173,10 +179,10 @@ class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _begins_with_stem(network: PreActResNet | ResNet) -> bool:
     """Whether the first block may compute the stem, too: nobody else reads it, or looks at what the block is given."""
-    if type(network).forward not in (PreActResNet.forward, ResNet.forward) or not len(network.blocks):
-        return False
-    around = [part for part in network.modules() if network.blocks[0] in part.modules()]
-    return all(called_plainly(part) for part in around if part is not network) and "forward" not in vars(network)
+    first = next(iter(network.blocks), network)
+    around = [part for part in network.modules() if part is not network and first in part.modules()]
+    plain = type(network).forward in (PreActResNet.forward, ResNet.forward) and "forward" not in vars(network)
+    return plain and bool(around) and all(map(called_plainly, around))
 
 
 def _by_layers(
