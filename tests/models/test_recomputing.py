@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from elle.core.second_order import twice_differentiable
 from elle.errors import InputError
 from elle.models.recomputing import blocks_to_recompute, recomputed
 from elle.models.residual import PreActResNet, ResNet
@@ -122,6 +123,18 @@ def test_a_graph_that_is_kept_may_be_gone_through_again():
         loss = model(torch.rand(4, *SHAPE)).square().sum()
     first, second = (torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for _ in range(2))
     torch.testing.assert_close(second, first)
+
+
+def test_a_backward_outside_of_what_replaces_layers_enters_it_anew():
+    gradients = []
+    for low in (True, False):
+        torch.manual_seed(0)
+        model, x = pre_activation().train(), torch.rand(4, *SHAPE)
+        again = recomputed(model, blocks_to_recompute(model)) if low else contextlib.nullcontext()
+        with twice_differentiable(), again:
+            loss = model(x).square().sum()
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    torch.testing.assert_close(*gradients)
 
 
 def test_the_mode_is_that_of_the_forward():

@@ -212,7 +212,7 @@ class Step:
         if method.regulariser is None or method.weight is None or penalty == "left out":
             return None
         passes = contextlib.nullcontext() if self.apart is None else self.apart.passes()
-        again = recomputed(self.model, self.blocks, self._derivatives)
+        again = recomputed(self.model, self.blocks)
         with torch.set_grad_enabled(penalty == "trained"), again, passes:
             return method.regulariser(self.model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
 
@@ -273,12 +273,9 @@ class Step:
     @contextlib.contextmanager
     def _passes(self) -> Iterator[None]:
         """Around all passes through the network: their precision, and what a gradient of a gradient needs."""
-        with autocast(self.device, self.precision), self._derivatives():
+        twice = twice_differentiable() if self.method.double_backpropagation else contextlib.nullcontext()
+        with autocast(self.device, self.precision), twice:
             yield
-
-    def _derivatives(self) -> contextlib.AbstractContextManager[None]:
-        """Around passes: layers whose gradient can be differentiated, where the method does that."""
-        return twice_differentiable() if self.method.double_backpropagation else contextlib.nullcontext()
 
     def _backward(self, total: Tensor, keep: bool = False) -> None:
         with torch.autocast(self.device.type, enabled=False):

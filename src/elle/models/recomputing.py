@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from elle.errors import InputError
-from elle.models.batch_norm import called_plainly
+from elle.models.batch_norm import called_plainly, replacing_layers
 from elle.models.residual import PostActBlock, PreActBlock, PreActResNet, ResNet
 
 Context = Callable[[], contextlib.AbstractContextManager[None]]
@@ -105,13 +106,8 @@ def _layers(module: nn.Module) -> int:
 
 
 @contextlib.contextmanager
-def recomputed(
-    model: nn.Module, blocks: Collection[nn.Module], around: Context = contextlib.nullcontext
-) -> Iterator[None]:
-    """Within it, a forward of these blocks of the model keeps their inputs only.
-
-    `around` is what the caller has the forward in, other than autocast: a backward is outside of it and enters it anew.
-    """
+def recomputed(model: nn.Module, blocks: Collection[nn.Module]) -> Iterator[None]:
+    """Within it, a forward of these blocks of the model keeps their inputs only."""
     if not blocks:
         yield
         return
@@ -124,7 +120,7 @@ def recomputed(
         for block in blocks:
             whole = block.forward
             if isinstance(block, PreActBlock | PostActBlock):
-                whole = partial(_by_layers, block, whole, around)
+                whole = partial(_by_layers, block, whole)
             norms = _norms(block)
             if block in first:
                 # The stem's values are as many as a block's: kept are the images, and the block begins with the stem.
@@ -132,10 +128,10 @@ def recomputed(
                 inside = {norm for one in network.blocks for norm in _norms(one)}
                 own = [norm for norm in _norms(network) if norm not in inside]
                 if isinstance(network, ResNet):
-                    stem = _keeping_inputs(own, stem, around)
+                    stem = _keeping_inputs(own, stem)
                 whole, norms = partial(_one_after_the_other, stem, whole), norms + own
                 stack.enter_context(_instead(network, "stem", _as_it_is))
-            forward = _keeping_inputs(norms, whole, around, contextlib.nullcontext if known else _NoDraws)
+            forward = _keeping_inputs(norms, whole, contextlib.nullcontext if known else _NoDraws)
             stack.enter_context(_instead(block, "forward", forward))
         yield
     if not known:
@@ -185,11 +181,9 @@ def _begins_with_stem(network: PreActResNet | ResNet) -> bool:
     return plain and bool(around) and all(map(called_plainly, around))
 
 
-def _by_layers(
-    block: PreActBlock | PostActBlock, forward: Callable[[Tensor], Tensor], around: Context, x: Tensor
-) -> Tensor:
+def _by_layers(block: PreActBlock | PostActBlock, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """A block of which each layer keeps its input only: of one being computed anew, not all is there together."""
-    with _instead(block, "layer", _keeping_inputs(_norms(block), block.layer, around)):
+    with _instead(block, "layer", _keeping_inputs(_norms(block), block.layer)):
         return forward(x)
 
 
@@ -207,7 +201,7 @@ def _norms(module: nn.Module) -> list[_NormBase]:
 
 
 def _keeping_inputs(
-    norms: list[_NormBase], function: Callable[..., Any], around: Context, forward: Context = contextlib.nullcontext
+    norms: list[_NormBase], function: Callable[..., Any], forward: Context = contextlib.nullcontext
 ) -> Callable[..., Any]:
     """This function, by way of these layers, computed anew from its inputs in the backward; `forward` is not."""
     # Nothing draws random numbers here, and a CUDA graph cannot capture a change of their state.
@@ -216,7 +210,7 @@ def _keeping_inputs(
         function,
         use_reentrant=False,
         preserve_rng_state=False,
-        context_fn=lambda: (forward(), _Again(norms, around)),
+        context_fn=lambda: (forward(), _Again(norms)),
     )
 
 
@@ -234,18 +228,21 @@ def _instead(module: nn.Module, name: str, function: Callable[..., Any]) -> Iter
 
 
 class _Again:
-    """BatchNorm as it was in the forward, without moving the running statistics: momentum 0.
+    """Layers as they were in the forward, without moving the running statistics: momentum 0.
 
-    A graph that is kept is computed anew by each of its backwards, within the same one of these.
+    A backward may be outside of what replaced layers then, as `twice_differentiable` does, and enters it anew. A graph
+    that is kept is computed anew by each of its backwards, within the same one of these.
     """
 
-    def __init__(self, layers: list[_NormBase], around: Context) -> None:
-        self.layers, self.around = layers, around
-        self.modes = [layer.training for layer in layers]
+    def __init__(self, layers: list[_NormBase]) -> None:
+        self.layers, self.modes = layers, [layer.training for layer in layers]
+        self.replacing = [one for one in replacing_layers() if not isinstance(one, DeviceContext)]  # checkpoint's own
 
     def __enter__(self) -> None:
-        self.entered = self.around()
-        self.entered.__enter__()
+        self.entered, active = contextlib.ExitStack(), replacing_layers()
+        for one in self.replacing:
+            if one not in active:
+                self.entered.enter_context(one)
         self.kept = [(layer.momentum, layer.num_batches_tracked, layer.training) for layer in self.layers]
         for layer, mode in zip(self.layers, self.modes, strict=True):
             layer.momentum, layer.num_batches_tracked, layer.training = 0.0, None, mode
@@ -253,4 +250,4 @@ class _Again:
     def __exit__(self, *raised: Any) -> None:
         for layer, before in zip(self.layers, self.kept, strict=True):
             layer.momentum, layer.num_batches_tracked, layer.training = before
-        self.entered.__exit__(*raised)
+        self.entered.close()
