@@ -445,15 +445,22 @@ def with_dropout():
     return torch.nn.Sequential(residual_net(), torch.nn.Dropout(0.5))
 
 
+def on_two_devices():
+    parallel = torch.nn.DataParallel(residual_net())
+    parallel.device_ids = [0, 1]
+    return parallel
+
+
 @pytest.mark.parametrize(
     ("network", "message"),
     [
         (lambda: lambda x: residual_net()(x), "needs the network itself"),
+        (on_two_devices, "use DistributedDataParallel"),
         (lambda: torch.compile(residual_net(), backend="eager"), "not compiled"),
         (with_dropout, "draws anew each time"),
         (lambda: smooth_net(192), "has no blocks"),
     ],
-    ids=["function", "compiled", "dropout", "no blocks"],
+    ids=["function", "devices", "compiled", "dropout", "no blocks"],
 )
 def test_low_memory_is_refused_where_it_would_be_wrong_or_useless(network, message):
     reg = elle.ELLE(EPS, memory="low")

@@ -108,6 +108,8 @@ class ELLE(nn.Module):
             return contextlib.nullcontext()
         if not isinstance(model, nn.Module) or has_compiled_parts(model):
             raise ValueError("memory='low' needs the network itself, not compiled and not a function that calls it")
+        if any(isinstance(part, nn.DataParallel) and len(part.device_ids) > 1 for part in model.modules()):
+            raise ValueError("memory='low' is not for DataParallel's copies of a network; use DistributedDataParallel")
         return recomputed(model, blocks_to_recompute(model))
 
     def _keep(self, values: dict[str, Tensor]) -> None:

@@ -35,7 +35,7 @@ def with_bottlenecks():
     return ResNet((3, 65, 65), 10, nn.ReLU, blocks=(1, 1, 1, 1), bottleneck=True)
 
 
-def make_step(method, memory="auto", *, precision="fp32", network=narrow, batch=4, size=8):
+def make_step(method, memory="auto", *, precision="fp32", network=narrow, batch=4, size=8, accumulate=1):
     torch.manual_seed(0)
     stream = np.random.default_rng(0)
     data = Split(stream.integers(0, 256, (batch, 3, size, size), dtype=np.uint8), stream.integers(0, 10, batch))
@@ -50,6 +50,7 @@ def make_step(method, memory="auto", *, precision="fp32", network=narrow, batch=
         steps_per_epoch=4,
         total_steps=4,
         memory=memory,
+        accumulate=accumulate,
     )
     step.lr.fill_(1.0)
     return step
@@ -78,6 +79,15 @@ def test_the_update_and_the_running_statistics_are_the_plain_step_s(network, siz
     assert (found - expected).norm() < {"fp32": 1e-5, "fp16": 1e-2}[precision] * own_part
     torch.testing.assert_close(still, statistics, rtol=0, atol=0)
     torch.testing.assert_close(low.records, plain.records, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_is_computed_anew_sees_the_half_precision_copies_again(accumulate):
+    """With the parameters themselves other kernels would run on a GPU, which keep other things for the backward."""
+    step, seen = make_step("elle", "low", precision="fp16", accumulate=accumulate), []
+    step.model.blocks[0].conv1.register_forward_hook(lambda layer, given, out: seen.append(layer.weight.dtype))
+    after_one_step(step)
+    assert seen == [torch.float16] * 4 * accumulate  # attack, loss, penalty, and that once more
 
 
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.double_backpropagation])

@@ -171,17 +171,19 @@ class Step:
         recorded: list[tuple[Tensor, Tensor]] = []
         errors: list[Tensor] = []
         for number, (x_part, y_part, delta) in enumerate(zip(x.chunk(count), y.chunk(count), deltas, strict=True)):
-            with self._weights(), draws.part(number, len(y_part), self._fewest(len(y_part))), self._passes():
-                loss, logits, x_adv = self._loss(x_part, y_part, delta)
-                self._backward(loss / count, keep=read_again)
-                error = self._error(x_part, y_part, x_adv, logits, penalty)
-            if error is not None:
-                errors.append(error.detach())
-            if error is not None and penalty == "trained":
-                found = torch.autograd.grad(scale * error / count, parameters, self._loss_scale(), allow_unused=True)
-                added = {one: part for one, part in zip(parameters, found, strict=True) if part is not None}
-                torch._foreach_add_([slope[one] for one in added], list(added.values()))
-                reached |= added.keys()
+            with self._weights():
+                with draws.part(number, len(y_part), self._fewest(len(y_part))), self._passes():
+                    loss, logits, x_adv = self._loss(x_part, y_part, delta)
+                    self._backward(loss / count, keep=read_again)
+                    error = self._error(x_part, y_part, x_adv, logits, penalty)
+                if error is not None:
+                    errors.append(error.detach())
+                if error is not None and penalty == "trained":
+                    start = scale * error / count
+                    found = torch.autograd.grad(start, parameters, self._loss_scale(), allow_unused=True)
+                    added = {one: part for one, part in zip(parameters, found, strict=True) if part is not None}
+                    torch._foreach_add_([slope[one] for one in added], list(added.values()))
+                    reached |= added.keys()
             self._move(delta, x_adv.grad)
             recorded.append((loss.detach(), _accuracy(logits, y_part)))
         seen, weight, threshold = self._weigh(torch.stack(errors).mean() if errors else None, penalty)
@@ -210,7 +212,7 @@ class Step:
         if method.regulariser is None or method.weight is None or penalty == "left out":
             return None
         passes = contextlib.nullcontext() if self.apart is None else self.apart.passes()
-        again = recomputed(self.model, self.blocks, self._derivatives)
+        again = recomputed(self.model, self.blocks)
         with torch.set_grad_enabled(penalty == "trained"), again, passes:
             return method.regulariser(self.model, x, y, self.eps, adversarial=(x_adv, logits)).mean()
 
@@ -271,12 +273,9 @@ class Step:
     @contextlib.contextmanager
     def _passes(self) -> Iterator[None]:
         """Around all passes through the network: their precision, and what a gradient of a gradient needs."""
-        with autocast(self.device, self.precision), self._derivatives():
+        twice = twice_differentiable() if self.method.double_backpropagation else contextlib.nullcontext()
+        with autocast(self.device, self.precision), twice:
             yield
-
-    def _derivatives(self) -> contextlib.AbstractContextManager[None]:
-        """Around passes: layers whose gradient can be differentiated, where the method does that."""
-        return twice_differentiable() if self.method.double_backpropagation else contextlib.nullcontext()
 
     def _backward(self, total: Tensor, keep: bool = False) -> None:
         with torch.autocast(self.device.type, enabled=False):

@@ -133,14 +133,14 @@ def _fusible(norm: nn.Module, x: Tensor) -> bool:
         and (not norm.training or (norm.momentum is not None and norm.num_features < x.numel()))
         and 0 < x.numel() < 2**31
         and type(x) is Tensor
-        and not _layers_replaced()
+        and not replacing_layers()
     )
 
 
-def _layers_replaced() -> bool:
-    """Whether someone replaces torch's functions, as `twice_differentiable` does, and is to see them."""
+def replacing_layers() -> list[Any]:
+    """Who replaces torch's functions now, as `twice_differentiable` does, and is to see them."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return any(not getattr(mode, "leaves_layers_alone", False) for mode in modes)
+    return [mode for mode in modes if not getattr(mode, "leaves_layers_alone", False)]
 
 
 def _on_gpu(x: Tensor) -> bool:

@@ -12,21 +12,31 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import accumulate
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from elle.errors import InputError
+from elle.models.batch_norm import called_plainly, replacing_layers
 from elle.models.residual import PostActBlock, PreActBlock, PreActResNet, ResNet
 
 Context = Callable[[], contextlib.AbstractContextManager[None]]
 _RANDOM = ("DropPath", "StochasticDepth")
 """Layers of others that draw numbers, by the name of their class."""
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 SPARED = 0.75
 """With all that the largest block takes, and not three quarters, PreActResNet18 would need 1.29 times FGSM's memory."""
+
+
+_steady: WeakSet[nn.Module] = WeakSet()
+"""Networks whose blocks have been seen, in train mode, to draw no numbers and to keep no state."""
 
 
 def random_layer(model: nn.Module) -> str | None:
@@ -41,18 +51,29 @@ def random_layer(model: nn.Module) -> str | None:
 def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
     """The network's blocks, but for some of the last ones.
 
-    A block is a member of a Sequential or the like, with several layers and no such members within.
+    A block is a member of a Sequential or the like, with several layers of which no more than half are in blocks within
+    it, such as squeeze and excitation.
     """
     if name := random_layer(model):
         raise InputError(f"memory=low computes layers twice, and {name} of this network draws anew each time")
-    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-    members = {child for module in model.modules() if isinstance(module, containers) for child in module.children()}
-    whole = {module for module in members if _layers(module) > 1 and not isinstance(module, containers)}
-    blocks = [module for module in whole if not any(part in whole for part in _inner(module))]
+    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+        raise InputError("memory=low cannot compute parts of TorchScript anew, which this network has; leave it out")
+    members = {child for module in model.modules() if isinstance(module, _CONTAINERS) for child in module.children()}
+    blocks = _blocks(model, members - {model}, most=_layers(model) // 2)
     if not blocks:
         raise InputError("memory=low computes a network anew block by block, and this one has no blocks; leave it out")
     spared = {block for network in _residual_networks(model) for block in _last_blocks(network)}
     return [block for block in blocks if block not in spared]
+
+
+def _blocks(module: nn.Module, members: set[nn.Module], most: int) -> list[nn.Module]:
+    """Those of the module, or itself; with more layers than `most` of a network, it is not taken in place of others."""
+    within = list(dict.fromkeys(block for child in module.children() for block in _blocks(child, members, most)))
+    if module not in members or isinstance(module, _CONTAINERS):
+        return within
+    layers = _layers(module)
+    whole = layers <= most and 2 * sum(map(_layers, within)) <= layers if within else layers > 1
+    return [module] if whole else within
 
 
 def _residual_networks(model: nn.Module) -> list[PreActResNet | ResNet]:
@@ -65,62 +86,104 @@ def _last_blocks(network: PreActResNet | ResNet) -> list[nn.Module]:
 
     Resolution falls from stage to stage, so they take little memory, but as much time as others to compute anew.
     """
-    blocks = [block for block in network.blocks if isinstance(block, PreActBlock | PostActBlock)]
-    kept, area = [], 1.0
+    blocks, kept, area = list(network.blocks), [], 1.0
     for block in blocks:
         values = 0.0  # of an image: what the convolutions read, and as much again for BatchNorm
-        for k in range(1, block.depth + 1):
+        for k in range(1, block.depth + 1) if isinstance(block, PreActBlock | PostActBlock) else ():
             conv = getattr(block, f"conv{k}")
-            values += conv.in_channels * area
-            area /= conv.stride[0] * conv.stride[1]
+            if isinstance(conv, nn.Conv2d):
+                values += conv.in_channels * area
+                area /= conv.stride[0] * conv.stride[1]
+        if not values:  # others have been put in its place, and what they keep is not known
+            return []
         kept.append(values)
     together = list(accumulate(reversed(kept)))
-    return list(blocks[len(blocks) - bisect_right(together, SPARED * max(kept)) :])
+    return blocks[len(blocks) - bisect_right(together, SPARED * max(kept, default=0)) :]
 
 
 def _layers(module: nn.Module) -> int:
     return sum(1 for part in module.modules() if any(True for _ in part.parameters(recurse=False)))
 
 
-def _inner(module: nn.Module) -> Iterator[nn.Module]:
-    return (part for part in module.modules() if part is not module)
-
-
 @contextlib.contextmanager
-def recomputed(
-    model: nn.Module, blocks: Collection[nn.Module], around: Context = contextlib.nullcontext
-) -> Iterator[None]:
-    """Within it, a forward of these blocks of the model keeps their inputs only.
-
-    `around` is what the caller has the forward in, other than autocast: a backward is outside of it and enters it anew.
-    """
-    if blocks:
-        # Of a half-precision copy made before the forward, the gradient would be held until the backward's very end.
-        torch.clear_autocast_cache()
-    first = {network.blocks[0]: network for network in _residual_networks(model)}
+def recomputed(model: nn.Module, blocks: Collection[nn.Module]) -> Iterator[None]:
+    """Within it, a forward of these blocks of the model keeps their inputs only."""
+    if not blocks:
+        yield
+        return
+    # Of a half-precision copy made before the forward, the gradient would be held until the backward's very end.
+    torch.clear_autocast_cache()
+    known = model in _steady or not torch.is_grad_enabled()
+    before = {} if known else _state(model, blocks)
+    first = {network.blocks[0]: network for network in _residual_networks(model) if _begins_with_stem(network)}
     with contextlib.ExitStack() as stack:
         for block in blocks:
             whole = block.forward
             if isinstance(block, PreActBlock | PostActBlock):
-                whole = partial(_by_layers, block, whole, around)
-            norms = _batch_norms(block)
+                whole = partial(_by_layers, block, whole)
+            norms = _norms(block)
             if block in first:
                 # The stem's values are as many as a block's: kept are the images, and the block begins with the stem.
                 network, stem = first[block], first[block].stem
+                inside = {norm for one in network.blocks for norm in _norms(one)}
+                own = [norm for norm in _norms(network) if norm not in inside]
                 if isinstance(network, ResNet):
-                    own = _batch_norms(network.bn1)
-                    norms, stem = norms + own, _keeping_inputs(own, stem, around)
-                whole = partial(_one_after_the_other, stem, whole)
+                    stem = _keeping_inputs(own, stem)
+                whole, norms = partial(_one_after_the_other, stem, whole), norms + own
                 stack.enter_context(_instead(network, "stem", _as_it_is))
-            stack.enter_context(_instead(block, "forward", _keeping_inputs(norms, whole, around)))
+            forward = _keeping_inputs(norms, whole, contextlib.nullcontext if known else _NoDraws)
+            stack.enter_context(_instead(block, "forward", forward))
         yield
+    if not known:
+        _check_state(model, blocks, before)
 
 
-def _by_layers(
-    block: PreActBlock | PostActBlock, forward: Callable[[Tensor], Tensor], around: Context, x: Tensor
-) -> Tensor:
+def _check_state(model: nn.Module, blocks: Collection[nn.Module], before: dict[str, tuple[int, int]]) -> None:
+    """Refuse blocks that have changed in a forward: the second one would be another."""
+    for name, version in _state(model, blocks).items():
+        if before.get(name) != version:
+            raise InputError(f"memory=low computes layers twice, and {name} of this network changes each time")
+    if all(block.training for block in blocks):
+        _steady.add(model)
+
+
+def _state(model: nn.Module, blocks: Collection[nn.Module]) -> dict[str, tuple[int, int]]:
+    """The versions of these blocks' buffers, but for statistics, which move at the first computation only."""
+    inside = {part for block in blocks for part in block.modules()}
+    return {
+        f"{name}.{key}": (id(buffer), buffer._version)
+        for name, module in model.named_modules()
+        if module in inside
+        for key, buffer in module._buffers.items()
+        if buffer is not None and not (isinstance(module, _NormBase) and key in _STATISTICS)
+    }
+
+
+class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, an operation that draws numbers is an error: functions such as F.dropout are no layers to be found."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            names = [argument.name for argument in function._schema.arguments]
+            given = dict(zip(names, args, strict=False)) | (kwargs or {})
+            # Attention is said to draw also where its dropout is 0.
+            if "dropout_p" not in names or given.get("dropout_p"):
+                name = str(function).removeprefix("aten.")
+                raise InputError(f"memory=low computes layers twice, and {name} of this network draws anew each time")
+        return function(*args, **(kwargs or {}))
+
+
+def _begins_with_stem(network: PreActResNet | ResNet) -> bool:
+    """Whether the first block may compute the stem, too: nobody else reads it, or looks at what the block is given."""
+    first = next(iter(network.blocks), network)
+    around = [part for part in network.modules() if part is not network and first in part.modules()]
+    plain = type(network).forward in (PreActResNet.forward, ResNet.forward) and "forward" not in vars(network)
+    return plain and bool(around) and all(map(called_plainly, around))
+
+
+def _by_layers(block: PreActBlock | PostActBlock, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """A block of which each layer keeps its input only: of one being computed anew, not all is there together."""
-    with _instead(block, "layer", _keeping_inputs(_batch_norms(block), block.layer, around)):
+    with _instead(block, "layer", _keeping_inputs(_norms(block), block.layer)):
         return forward(x)
 
 
@@ -132,41 +195,59 @@ def _as_it_is(x: Tensor) -> Tensor:
     return x
 
 
-def _batch_norms(module: nn.Module) -> list[_BatchNorm]:
-    return [part for part in module.modules() if isinstance(part, _BatchNorm)]
+def _norms(module: nn.Module) -> list[_NormBase]:
+    """The layers with running statistics: BatchNorm, and InstanceNorm that is asked for them."""
+    return [part for part in module.modules() if isinstance(part, _NormBase)]
 
 
-def _keeping_inputs(norms: list[_BatchNorm], function: Callable[..., Any], around: Context) -> Callable[..., Any]:
-    """This function, by way of these BatchNorms, computed anew from its inputs in the backward."""
+def _keeping_inputs(
+    norms: list[_NormBase], function: Callable[..., Any], forward: Context = contextlib.nullcontext
+) -> Callable[..., Any]:
+    """This function, by way of these layers, computed anew from its inputs in the backward; `forward` is not."""
     # Nothing draws random numbers here, and a CUDA graph cannot capture a change of their state.
     return partial(
         checkpoint,
         function,
         use_reentrant=False,
         preserve_rng_state=False,
-        context_fn=lambda: (contextlib.nullcontext(), _again(norms, around)),
+        context_fn=lambda: (forward(), _Again(norms)),
     )
 
 
 @contextlib.contextmanager
 def _instead(module: nn.Module, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """Within it, the module's method `name` is this function."""
+    own = vars(module).get(name)
     setattr(module, name, function)
     try:
         yield
     finally:
         delattr(module, name)  # its class's again
+        if own is not None:
+            setattr(module, name, own)
 
 
-@contextlib.contextmanager
-def _again(layers: list[_BatchNorm], around: Context) -> Iterator[None]:
-    """BatchNorm in train mode, by the statistics of the batch, without moving the running ones: momentum 0."""
-    kept = [(layer.momentum, layer.num_batches_tracked) for layer in layers]
-    for layer in layers:
-        layer.momentum, layer.num_batches_tracked = 0.0, None
-    try:
-        with around():
-            yield
-    finally:
-        for layer, (momentum, count) in zip(layers, kept, strict=True):
-            layer.momentum, layer.num_batches_tracked = momentum, count
+class _Again:
+    """Layers as they were in the forward, without moving the running statistics: momentum 0.
+
+    A backward may be outside of what replaced layers then, as `twice_differentiable` does, and enters it anew. A graph
+    that is kept is computed anew by each of its backwards, within the same one of these.
+    """
+
+    def __init__(self, layers: list[_NormBase]) -> None:
+        self.layers, self.modes = layers, [layer.training for layer in layers]
+        self.replacing = [one for one in replacing_layers() if not isinstance(one, DeviceContext)]  # checkpoint's own
+
+    def __enter__(self) -> None:
+        self.entered, active = contextlib.ExitStack(), replacing_layers()
+        for one in self.replacing:
+            if one not in active:
+                self.entered.enter_context(one)
+        self.kept = [(layer.momentum, layer.num_batches_tracked, layer.training) for layer in self.layers]
+        for layer, mode in zip(self.layers, self.modes, strict=True):
+            layer.momentum, layer.num_batches_tracked, layer.training = 0.0, None, mode
+
+    def __exit__(self, *raised: Any) -> None:
+        for layer, before in zip(self.layers, self.kept, strict=True):
+            layer.momentum, layer.num_batches_tracked, layer.training = before
+        self.entered.close()
