@@ -48,8 +48,9 @@ def assert_one_line(outcome, code):
     assert "Traceback" not in outcome.out + outcome.err
 
 
-def python(*words):
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+def python(*words, **environment):
+    command, where = [sys.executable, *words], os.environ | environment
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=where)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -78,6 +79,13 @@ def test_the_help_of_train_lists_every_key(elle):
 def test_the_help_of_train_keeps_a_key_on_a_line_of_its_own(elle):
     text = elle("train", "--help").out
     assert "  seed          seed of the weights, the data order and all random draws [0]\n" in text
+
+
+def test_the_help_of_train_fits_a_terminal_of_80_columns():
+    outcome = python("-m", "elle", "train", "--help", COLUMNS="80")
+    assert max(map(len, outcome.stdout.splitlines())) <= 80
+    assert "\n                  epoch for attacks of 1 or 2 steps\n" in outcome.stdout  # of probe_every, under its text
+    assert python("-m", "elle", "train", "--help", COLUMNS="1").returncode == 0
 
 
 def test_the_version_is_printed(elle):

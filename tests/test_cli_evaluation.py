@@ -18,7 +18,7 @@ from torch import nn
 from elle.data.registry import DATASETS, Dataset
 from elle.data.sources import ImageSet, Split
 from elle.engine.trained import load_run
-from elle.evaluation.metrics import linearity_metrics
+from elle.evaluation.metrics import METRICS, linearity_metrics
 from elle.evaluation.units import Files
 
 from .test_cli import assert_one_line
@@ -272,6 +272,30 @@ def test_metrics_are_given_of_a_network_that_was_not_trained_here(elle, tiny):
     assert record["metrics"]["error_logits"]["q95"] < 1e-6 < record["metrics"]["error"]["mean"] ** 0.5
     assert_one_line(outcome := elle("metrics", *words[:4]), 2)
     assert "--weights needs --model" in outcome.err
+
+
+def test_on_a_narrow_terminal_no_number_of_a_metric_is_broken(elle, finished_run, monkeypatch):
+    """The column that says what each is broke every number in two: 7.63e-0 and 5."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = elle("metrics", finished_run, "--limit", 20).out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["metric", "mean", "std", "q05", "q50", "q95"]
+    assert [line.split()[0] for line in lines[1:-1]] == list(METRICS)
+    assert all(len(list(map(float, line.split()[1:]))) == 5 for line in lines[1:-1])
+    assert "docs/metrics.md" in lines[-1]
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    assert "what it is" in elle("metrics", finished_run, "--limit", 20, "--metric", "error").out
+
+
+def test_undefined_values_of_a_metric_are_counted_in_a_column(elle, finished_run, monkeypatch):
+    one = {"mean": 0.1, "std": 0.1, "q05": 0.1, "q50": 0.1, "q95": 0.1, "undefined": 3}
+    monkeypatch.setattr("elle.evaluation.metrics.linearity_metrics", lambda *_, **__: {"misalignment": one})
+    head, row = elle("metrics", finished_run, "--limit", 20).out.splitlines()[:2]
+    assert head.split()[6] == "undefined"
+    assert row.split()[6] == "3"
 
 
 def test_a_pickle_with_code_in_it_is_not_run(elle, tiny, tmp_path):

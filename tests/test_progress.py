@@ -48,6 +48,19 @@ def test_an_epoch_is_told_in_words_that_fit_every_method(capsys):
     assert "training  50.0%" in said  # ten steps are no single-step attack
 
 
+def test_a_narrow_terminal_parts_no_name_of_an_epoch_from_its_number(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    watcher = TrainingProgress().watcher()
+    watcher.started(load_config(["data=digits", "epochs=2", "max_steps=30"]).resolved(), 30, 0)
+    record = {"epoch": 1, "step": 20, "loss": 2.33, "accuracy": 0.084, "clean": 0.478, "pgd-10": 0.12}
+    watcher.recorded(record | {"error": 5.31e-05, "weight": 0.0, "seconds": 4.0})
+    *first, second, third = capsys.readouterr().out.splitlines()
+    assert "2 epochs of batch 64, at most 30 steps" in " ".join(" ".join(first).split())
+    assert second == "epoch   1/2  loss 2.330  training   8.4%  clean  47.8%  pgd-10  12.0%"
+    assert third.startswith("  E_lin 5.31e-05  weight 0  4.0 s  left ")
+
+
 @pytest.mark.parametrize(("begun_at", "step", "left"), [(20, 20, "left 0 s"), (15, 10, None)])
 def test_a_continued_run_tells_no_time_that_it_does_not_know(capsys, begun_at, step, left):
     """Nothing was left to train; or a rollback went further back than where the run was continued."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 from io import TextIOWrapper
 from pathlib import Path
@@ -41,7 +43,15 @@ def _default(key: str) -> str:
     return "" if value is None else f" [{str(value).lower()}]"
 
 
-_KEYS = "\n".join(f"  {key:13} {description}{_default(key)}" for key, description in KEYS.items())
+def _explain_keys(width: int) -> str:
+    """A paragraph for each key, indented under its name."""
+    paragraphs = (f"  {key:13} {description}{_default(key)}" for key, description in KEYS.items())
+    return "\n".join(
+        textwrap.fill(text, width, subsequent_indent=" " * 16, break_on_hyphens=False) for text in paragraphs
+    )
+
+
+_KEYS = _explain_keys(max(60, shutil.get_terminal_size((160, 24)).columns - 2))
 _OTHERS = (
     "Defaults are in brackets. The others, such as eps, epochs, batch and lr, depend on the data (`elle datasets`)."
 )

@@ -220,11 +220,14 @@ def metrics(
         print_json({"eps": radius, "norm": norm, "seed": seed, "metrics": result})
         return
     columns = ["mean", "std", "q05", "q50", "q95"]
+    if any(one["undefined"] for one in result.values()):
+        columns.append("undefined")
     rows = [
-        [name, *(f"{one.get(key, float('nan')):.3g}" for key in columns), str(one["undefined"]), METRICS[name][0]]
+        [name, *(f"{one.get(key, float('nan')):.3g}" for key in columns), METRICS[name][0]]
         for name, one in result.items()
     ]
-    print_table(["metric", *columns, "undefined", "what it is"], rows)
+    if not print_table(["metric", *columns, "what it is"], rows, explained=True):
+        print("what each metric is: in a wider terminal, or in docs/metrics.md")
 
 
 def read_record(path: Path) -> dict[str, Any]:

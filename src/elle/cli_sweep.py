@@ -271,7 +271,7 @@ def report(
         list[str],
         typer.Argument(
             metavar="RECIPE|DIR...",
-            help="A recipe and folders of its runs (default: runs/RECIPE), or run directories.",
+            help="A recipe and folders of its runs (default: runs/RECIPE), or runs and folders of runs.",
         ),
     ],
     out: Annotated[

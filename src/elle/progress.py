@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ class TrainingProgress:
 
         self._said(
             f"{config.method} on {config.data}: {config.model}, eps {format_radius(config.eps or 0)}, "
-            f"{config.length()}, seed {config.seed}"
+            f"{config.length()}{f', at most {config.max_steps} steps' if config.max_steps else ''}, seed {config.seed}"
         )
 
     def _stepped(self, step: int) -> None:
@@ -65,7 +66,7 @@ class TrainingProgress:
         words = describe_record(record, self.epochs)
         if rest == 0 or done > 0:  # otherwise nothing is known: a resumed run has gone back to before where it began
             words += f"  left {(time.monotonic() - self.started) * rest / max(done, 1):.0f} s"
-        self._said(words)
+        self._said(_broken(words, self.console.width) if self.console.is_terminal else words)
 
     def _judged(self, verdict: Verdict) -> None:
         now = "training" if verdict.kind == "recovery" else f"{verdict.kind}, step {verdict.since}"
@@ -81,6 +82,16 @@ class TrainingProgress:
         # number: E_lin 5.3 and 1e-05.
         with contextlib.suppress(OSError, SystemExit):
             self.console.print(text, markup=False, soft_wrap=not self.console.is_terminal)
+
+
+def _broken(words: str, width: int) -> str:
+    """A line as lines of that width, broken at its double spaces: E_lin stays with its number."""
+    lines = [""]
+    for part in re.split(r"  (?=[a-zA-Z]|[\d.]+ s)", words):
+        if lines[-1] and len(lines[-1]) + 2 + len(part) > width:
+            lines.append("")
+        lines[-1] += ("  " if lines[-1] or len(lines) > 1 else "") + part
+    return "\n".join(lines)
 
 
 def describe_record(record: dict[str, Any], epochs: int | None) -> str:

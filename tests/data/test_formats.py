@@ -377,7 +377,7 @@ def test_own_arrays_may_be_grey_and_their_classes_named(tmp_path):
 @pytest.mark.parametrize(
     ("x", "y", "words"),
     [
-        (X / 255, Y, ["float64 [12, 9, 7, 3]", "values 0 to 255"]),
+        (X / 255, Y, ["float64 [12, 9, 7, 3]", "values 0 to 255", "by 255"]),
         (X, Y[:, None], ["`y` is uint8 [12, 1]"]),
         (X, Y - 1.0, ["`y` is float64"]),
         (X[:-1], Y, ["11 images but 12 labels"]),

@@ -456,10 +456,10 @@ def test_settings_are_compared_with_the_baseline_at_their_own_radius(folder):
 
 
 def test_the_page_says_what_it_does_not_compare_and_what_nobody_measured(folder):
-    runs = with_figure(folder, 'metric = ["autoattack", "pgd-20"]\nbaseline = "nfgsm"')
+    runs = with_figure(folder, 'metric = ["autoattack", "pgd-20"]\nbaseline = "n-fgsm, weight=1"')
     page = write_report(runs, folder / "out")[0].read_text()
     assert "No run has measured PGD-20, which the recipe asks for." in page
-    assert "the baseline nfgsm: the settings with results are fgsm; n-fgsm; elle-a; pgd-10." in page
+    assert "the baseline n-fgsm, weight=1: the settings with results are fgsm; n-fgsm; elle-a; pgd-10." in page
 
 
 def test_a_setting_is_called_by_the_options_it_has(tmp_path):

@@ -83,7 +83,8 @@ def own_arrays(root: Path) -> ImageSet:
 
 def _pair(path: Path, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
-        raise InputError(f"{path}: `x` is {describe(x)}, not uint8 [N, H, W, C] with values 0 to 255; {_WRITE}")
+        how = "multiply images in [0, 1] by 255 and convert them to uint8" if x.dtype.kind == "f" else _WRITE
+        raise InputError(f"{path}: `x` is {describe(x)}, not uint8 [N, H, W, C] with values 0 to 255; {how}")
     if y.dtype.kind not in "iu" or y.ndim != 1:
         raise InputError(f"{path}: `y` is {describe(y)}, not integers [N]; {_WRITE}")
     return x, y

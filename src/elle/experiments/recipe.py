@@ -244,6 +244,11 @@ def _check_drawn(figure: dict[str, Any], runs: Sequence[Config]) -> None:
     for value in _words(figure, "at") if across != "metric" else []:
         if not any(_has(whole, {across: worded(across, str(value))}) for whole in runs):
             raise InputError(f"[figure]: at = {value!r}: no run has {across}={value}")
+    if "baseline" in figure and figure.get("rows", figure.get("line", "method")) == "method":
+        method, methods = figure["baseline"].split(",")[0], {whole.method for whole in runs}  # its options may follow
+        if method not in methods:
+            near = nearest(method, methods)
+            raise InputError(f"[figure]: baseline = {figure['baseline']!r}{near}: no run has method={method}")
 
 
 def _of_kind(value: Any, kind: type, key: str) -> Any:
