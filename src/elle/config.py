@@ -161,7 +161,7 @@ class Config(BaseModel):
         "auto", description="off, graph (each step is one CUDA graph), or auto: graph on a GPU"
     )
     memory: Literal["auto", "low"] = Field(
-        "auto", description="low: ELLE in little more memory than FGSM, for a fifth more passes"
+        "auto", description="low: ELLE in far less memory, computing part of its penalty twice"
     )
     fused: Literal["auto", "off"] = Field(
         "auto",

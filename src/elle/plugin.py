@@ -61,6 +61,8 @@ class ELLE(nn.Module):
         check_radius(eps, norm)
         if memory not in ("auto", "low"):
             raise ValueError(f"memory is {memory!r}; it must be 'auto' or 'low'")
+        if isinstance(history, str) and history != "all":
+            raise ValueError(f"history is {history!r}; it must be 'all' or a whole number, 3 or more")
         self.eps, self.memory = eps, memory
         self.criterion = criterion
         self.regulariser = Linearity(samples, alpha, norm, clip)

@@ -90,6 +90,11 @@ def with_a_wrapped_convolution():
     return model
 
 
+def of_nested_sequentials():
+    parts = [nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(3)]
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(3 * SHAPE[1] * SHAPE[2], 10))
+
+
 def after_two_passes(network, low):
     torch.manual_seed(0)
     model, x = network().train(), torch.rand(4, *SHAPE)
@@ -111,6 +116,7 @@ def after_two_passes(network, low):
         with_batch_norm_in_the_stem,
         with_blocks_of_others,
         with_a_wrapped_convolution,
+        of_nested_sequentials,
     ],
 )
 def test_gradients_and_statistics_are_the_plain_ones(network):
@@ -217,6 +223,25 @@ def test_a_block_is_taken_whole_where_little_of_it_is_in_a_block_within():
 def test_not_so_most_of_a_network():
     model = nn.Sequential(nn.Identity(), Excited())
     assert blocks_to_recompute(model) == [model[1].parts[3]]
+
+
+class Inverted(nn.Module):
+    """As MobileNet's: its parts are Sequentials of a convolution and a BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        part = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU())
+        self.parts = nn.Sequential(part, nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
+
+    def forward(self, x):
+        return x + self.parts(x)
+
+
+def test_a_sequential_of_bare_layers_is_a_block_unless_it_is_part_of_one():
+    model = of_nested_sequentials()
+    assert blocks_to_recompute(model) == list(model[:3])
+    model = own(Inverted(), Inverted())
+    assert blocks_to_recompute(model) == list(model[1])
 
 
 def test_a_block_with_two_names_is_one():

@@ -52,7 +52,7 @@ def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
     """The network's blocks, but for some of the last ones.
 
     A block is a member of a Sequential or the like, with several layers of which no more than half are in blocks within
-    it, such as squeeze and excitation.
+    it, such as squeeze and excitation. A Sequential of bare layers is one too, unless it is part of another.
     """
     if name := random_layer(model):
         raise InputError(f"memory=low computes layers twice, and {name} of this network draws anew each time")
@@ -61,7 +61,10 @@ def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
     members = {child for module in model.modules() if isinstance(module, _CONTAINERS) for child in module.children()}
     blocks = _blocks(model, members - {model}, most=_layers(model) // 2)
     if not blocks:
-        raise InputError("memory=low computes a network anew block by block, and this one has no blocks; leave it out")
+        raise InputError(
+            "memory=low computes a network anew block by block, and this one has no blocks (members of an "
+            "nn.Sequential or nn.ModuleList, with several layers each); leave it out"
+        )
     spared = {block for network in _residual_networks(model) for block in _last_blocks(network)}
     return [block for block in blocks if block not in spared]
 
@@ -69,10 +72,14 @@ def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
 def _blocks(module: nn.Module, members: set[nn.Module], most: int) -> list[nn.Module]:
     """Those of the module, or itself; with more layers than `most` of a network, it is not taken in place of others."""
     within = list(dict.fromkeys(block for child in module.children() for block in _blocks(child, members, most)))
-    if module not in members or isinstance(module, _CONTAINERS):
+    if module not in members or isinstance(module, nn.ModuleList | nn.ModuleDict):
         return within
     layers = _layers(module)
-    whole = layers <= most and 2 * sum(map(_layers, within)) <= layers if within else layers > 1
+    if isinstance(module, nn.Sequential):  # of blocks it is a stage, of bare layers a block
+        whole = not within and layers > 1
+    else:
+        inner = [block for block in within if not isinstance(block, nn.Sequential)]
+        whole = layers <= most and 2 * sum(map(_layers, inner)) <= layers if inner else layers > 1
     return [module] if whole else within
 
 
