@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from elle.models import first_convolution
 from elle.models.weight_gradients import Beside, suits
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -120,7 +121,7 @@ def half_weights(
     copies of its own of all parameters: adding up one gradient after the other would have the chains wait for each
     other. Weight gradients on a stream of their own are for one chain alone; a third beside two keeps both waiting.
     `kernels`: whether kernels of our own may compute the first convolution and the head. `beside`: whether there may be
-    such a stream, which keeps what it reads longer.
+    such a stream, which keeps what it reads longer; without it, all convolutions but the first stay torch's.
     """
     hidden = _lowered(model)
     lowered = len(hidden)
@@ -150,7 +151,8 @@ def half_weights(
     layers = {layer for layer, _, _ in hidden[:lowered]}
     for layer in layers:
         layer.__dict__["forward"] = functools.partial(_forward, layer, dict(layer._parameters))
-        if suits(layer):
+        # Computed anew for its input alone, a layer stops before torch's convolution, but behind a function of ours.
+        if suits(layer) and (beside or first_convolution.suits(layer)):
             layer.__dict__["_conv_forward"] = side.convolution(layer)
         if kernels and type(layer) is nn.Linear:
             layer.__dict__["of_mean"] = side.of_mean(layer)
