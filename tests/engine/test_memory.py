@@ -151,6 +151,7 @@ def peak_of_shapes(method, memory, model="preact-resnet18", shape=SHAPE, batch=1
             steps_per_epoch=4,
             total_steps=4,
             memory=memory,
+            fused="off",  # the same with and without Triton
         )
         return peak_activations(step)
 
