@@ -7,7 +7,8 @@
 
     python benchmarks/results_table.py runs/other --file results/other.json --into docs/speed.md
 
-Runs may be gathered in several goes, from several folders and machines: one that is in the file already is replaced.
+Runs may be gathered in several goes, from several folders and machines: one that was trained again, with the same seed
+and settings, replaces the one in the file, whatever it was evaluated with.
 Those with other settings than their method's own have a line of their own, which names them.
 The paper's AutoAttack accuracies are those of recipes/table-2.toml.
 """
@@ -57,6 +58,11 @@ def gathered(folders: Sequence[Path]) -> list[Run]:
     if not runs:
         raise InputError(f"no finished run in {', '.join(map(str, folders))}")
     return runs
+
+
+def trained_as(run: Run) -> tuple[Any, ...]:
+    """What two runs share whose networks were trained alike: not the id, which also tells how they were evaluated."""
+    return tuple(run.get(key) for key in (*KEYS, "eps", "settings"))
 
 
 def other_settings(config: Config) -> str:
@@ -119,8 +125,7 @@ def main(words: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     runs = json.loads(args.file.read_text())["runs"] if args.file.exists() else []
     if args.folders:
-        new = gathered(args.folders)
-        runs = [run for run in runs if run["id"] not in {one["id"] for one in new}] + new
+        runs = [*{trained_as(run): run for run in [*runs, *gathered(args.folders)]}.values()]
         write_json(
             args.file, {"runs": sorted(runs, key=lambda run: (run["data"], run["eps"], run["method"], run["seed"]))}
         )

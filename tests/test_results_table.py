@@ -36,7 +36,8 @@ def test_runs_are_gathered_in_several_goes_and_stand_beside_the_paper_s(module, 
     measured_run(tmp_path / "a/elle-a-0", "elle-a", 0, 0.441)
     run_directory(tmp_path / "a/unfinished", "method=elle", finished=False)
     module.main([str(tmp_path / "a"), "--file", str(file)])
-    measured_run(tmp_path / "b/elle-a-0", "elle-a", 0, 0.442)  # again: it replaces the first
+    # Again, with another evaluation: it replaces the first, and is no second run of one seed.
+    measured_run(tmp_path / "b/elle-a-0", "elle-a", 0, 0.442, "final=clean,pgd-20,autoattack")
     measured_run(tmp_path / "b/elle-a-1", "elle-a", 1, 0.444)
     measured_run(tmp_path / "b/fgsm-0", "fgsm", 0, fall=4)
     last = measured_run(tmp_path / "c", "n-fgsm", 0, 0.45)
