@@ -236,7 +236,7 @@ def test_an_identity_is_the_same_tomorrow():
         (MINIMAL + "[figure]\nmetric = 3\n", "metric = 3; write names, one or a list of them"),
         (MINIMAL + "[figure]\nrows = ['method', 'eps']\n", "rows = ['method', 'eps']; write one name"),
         (MINIMAL + "[figure]\nat = '0.9'\n", "at = '0.9': no run has eps=0.9"),
-        (MINIMAL + "[figure]\nbaseline = 'fgms'\n", "baseline = 'fgms', did you mean 'fgsm'?: no run has method=fgms"),
+        (MINIMAL + "[figure]\nbaseline = 'fgms'\n", "baseline = 'fgms': no run has method=fgms, did you mean 'fgsm'?"),
         (MINIMAL + "[figure]\nline = 'method.weight.evry'\n", "no run sets method.weight.evry"),
         (MINIMAL + "[[expected]]\nwhere = 'x'\nmetric = 'clean'\nvalue = 1\n", "where must be a table"),
         (MINIMAL + "[[expected]]\nrows = 'eps'\ncolumns = 'metric'\ntable = ''\n", "a line that names its metric"),

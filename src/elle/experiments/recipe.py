@@ -248,7 +248,7 @@ def _check_drawn(figure: dict[str, Any], runs: Sequence[Config]) -> None:
         method, methods = figure["baseline"].split(",")[0], {whole.method for whole in runs}  # its options may follow
         if method not in methods:
             near = nearest(method, methods)
-            raise InputError(f"[figure]: baseline = {figure['baseline']!r}{near}: no run has method={method}")
+            raise InputError(f"[figure]: baseline = {figure['baseline']!r}: no run has method={method}{near}")
 
 
 def _of_kind(value: Any, kind: type, key: str) -> Any:
