@@ -102,7 +102,7 @@ def _check_classes(path: Path, network: Mapping[str, Any], images: ImageSet) -> 
 
 def _changed(network: Mapping[str, Any], key: str, now: str | None) -> bool:
     """Whether a file says something else; those of former versions do not say it."""
-    return network.get(key, now) != now
+    return bool(network.get(key, now) != now)
 
 
 def _counted(counts: list[int]) -> str:
