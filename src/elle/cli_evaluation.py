@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -132,7 +130,7 @@ def compare(
 
     Example: elle compare runs/a runs/b
     """
-    from elle.evaluation.results import compared
+    from elle.evaluation.results import compared, read_record
 
     result = compared(read_record(a), read_record(b))
     if as_json:
@@ -228,35 +226,6 @@ def metrics(
     ]
     if not print_table(["metric", *columns, "what it is"], rows, explained=True):
         print("what each metric is: in a wider terminal, or in docs/metrics.md")
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """An evaluation's record, from its file or the directory it is in."""
-    from elle.evaluation.results import COMPARED, SCHEMA, unpacked
-
-    file = path / "evaluation.json" if path.is_dir() else path
-    if not file.is_file():
-        raise InputError(f"{file} does not exist; `elle evaluate` writes it")
-    try:
-        record = json.loads(file.read_text())
-    except ValueError:
-        raise InputError(f"{file} is not JSON; `elle evaluate` writes it") from None
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        found = record.get("schema") if isinstance(record, dict) else None
-        raise InputError(f"{file} is not a record of the schema {SCHEMA} (its schema is {found!r}); evaluate again")
-    if missing := [key for key in (*COMPARED, "data", "attacks") if key not in record]:
-        raise InputError(f"{file} is not a whole record: it has no {missing[0]!r}; evaluate again")
-    try:
-        whole = math.isfinite(record["eps"]) and "name" in record["data"]
-        for one in record["attacks"].values():
-            survived = unpacked(one["survived"], record["data"]["count"])
-            # A comparison shows the accuracy beside what it counts in these points: the two must agree.
-            whole &= one["total"] == len(survived) and one["accuracy"] == int(survived.sum()) / len(survived)
-    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
-        whole = False
-    if not whole:
-        raise InputError(f"{file} is damaged: a number in it is missing, or not that of its points; evaluate again")
-    return record
 
 
 def _choose(name: str, value: str, allowed: tuple[str, ...]) -> None:

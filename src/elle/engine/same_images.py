@@ -45,12 +45,12 @@ def check_same_images(path: Path, network: Mapping[str, Any], images: ImageSet) 
             f"{path} belongs to a run on {_counted(before)}, and there are {_counted(count_images(images))}; "
             f"give its very data, or choose another --out"
         )
-    if network.get("drawn", drawn_files(images)) != drawn_files(images):
+    if _changed(network, "drawn", drawn_files(images)):
         raise InputError(
             f"{path} belongs to a run on other files: the test images, drawn from among all, would not be those it "
             f"left out; give its very data, or choose another --out"
         )
-    if network.get("labels", labels_digest(images)) != labels_digest(images):
+    if _changed(network, "labels", labels_digest(images)):
         raise InputError(
             f"{path} belongs to a run on other training images, or on these in another order: some that it left "
             f"out would be trained on; give its very data, or choose another --out"
@@ -71,7 +71,7 @@ def check_test_images(path: Path, network: Mapping[str, Any], images: ImageSet, 
             f"the folder held {sum(before)} images when {path} was trained and holds {sum(count_images(images))} now: "
             f"its test images are others, most of them trained on; put it back, or name another with --root"
         )
-    if network.get("drawn", drawn_files(images)) != drawn_files(images):
+    if _changed(network, "drawn", drawn_files(images)):
         raise InputError(
             f"the folder holds other files than when {path} was trained, or other names: its test images are others, "
             f"most of them trained on; put it back, or name another with --root"
@@ -98,6 +98,11 @@ def _check_classes(path: Path, network: Mapping[str, Any], images: ImageSet) -> 
     raise InputError(
         f"{path} was trained on other classes: {' and '.join(words) or 'their order is another'}; give its own data"
     )
+
+
+def _changed(network: Mapping[str, Any], key: str, now: str | None) -> bool:
+    """Whether a file says something else; those of former versions do not say it."""
+    return bool(network.get(key, now) != now)
 
 
 def _counted(counts: list[int]) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,6 +86,33 @@ def unpacked(text: str, count: int) -> Bools:
     if len(raw) != -(-count // 8):
         raise ValueError(f"{len(raw)} bytes do not hold {count} points")
     return np.unpackbits(raw, count=count).astype(np.bool_)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """An evaluation's record, from its file or the directory it is in."""
+    file = path / "evaluation.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"{file} does not exist; `elle evaluate` writes it")
+    try:
+        record = json.loads(file.read_text())
+    except ValueError:
+        raise InputError(f"{file} is not JSON; `elle evaluate` writes it") from None
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        found = record.get("schema") if isinstance(record, dict) else None
+        raise InputError(f"{file} is not a record of the schema {SCHEMA} (its schema is {found!r}); evaluate again")
+    if missing := [key for key in (*COMPARED, "data", "attacks") if key not in record]:
+        raise InputError(f"{file} is not a whole record: it has no {missing[0]!r}; evaluate again")
+    try:
+        whole = math.isfinite(record["eps"]) and "name" in record["data"]
+        for one in record["attacks"].values():
+            survived = unpacked(one["survived"], record["data"]["count"])
+            # A comparison shows the accuracy beside what it counts in these points: the two must agree.
+            whole &= one["total"] == len(survived) and one["accuracy"] == int(survived.sum()) / len(survived)
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
+        whole = False
+    if not whole:
+        raise InputError(f"{file} is damaged: a number in it is missing, or not that of its points; evaluate again")
+    return record
 
 
 def compared(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+DLR_CLASSES = 4
+"""The targeted DLR loss reads so many logits."""
+
 
 def violation(logits: Tensor, y: Tensor) -> Tensor:
     """max_{k != y} z_k - z_y: above 0 once the image is misclassified."""
@@ -24,9 +27,9 @@ def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     With fewer than four classes it is the margin z_t - z_y alone: divided by z_(1) - z_(3), a third-placed target
     would have the value -1 wherever it is third, and no gradient to climb.
     """
-    if logits.shape[1] < 4:
+    if logits.shape[1] < DLR_CLASSES:
         return difference(logits, y, target)
-    top = logits.topk(4, dim=1).values
+    top = logits.topk(DLR_CLASSES, dim=1).values
     return difference(logits, y, target) / (top[:, 0] - top[:, 2:].mean(1) + 1e-12)
 
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from elle.errors import InputError, WorkError, first_line
 from elle.evaluation.autoattack.norms import Norm, per_image
+from elle.evaluation.autoattack.objectives import DLR_CLASSES
 from elle.evaluation.autoattack.oracle import Oracle, constant
 from elle.evaluation.autoattack.registry import STANDARD, Budget, check_search
 from elle.evaluation.autoattack.schedule import check_intervals
 from elle.evaluation.mode import tf32
 
 _NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
-_FEWEST_CLASSES = 4
 
 
 class _Floats(nn.Module):
@@ -88,8 +88,8 @@ def available(name: str, classes: int) -> Any:
         raise InputError(
             "engine=reference needs the package pyautoattack; install it with `pip install 'elle-at[autoattack]'`"
         ) from None
-    if name == "apgd-t" and classes < _FEWEST_CLASSES:
-        raise InputError(f"the original apgd-t needs {_FEWEST_CLASSES} classes, here are {classes}; use engine=fast")
+    if name == "apgd-t" and classes < DLR_CLASSES:
+        raise InputError(f"the original apgd-t needs {DLR_CLASSES} classes, here are {classes}; use engine=fast")
     return AutoAttack
 
 

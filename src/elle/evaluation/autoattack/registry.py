@@ -14,6 +14,7 @@ from elle.errors import InputError, nearest
 from elle.evaluation.autoattack.apgd import APGD
 from elle.evaluation.autoattack.fab import FAB
 from elle.evaluation.autoattack.norms import Norm
+from elle.evaluation.autoattack.objectives import DLR_CLASSES
 from elle.evaluation.autoattack.oracle import Oracle, constant
 from elle.evaluation.autoattack.slots import Attack, broken_points
 from elle.evaluation.autoattack.square import Square
@@ -115,6 +116,6 @@ def adaptations(name: str, classes: int, norm: Norm = "linf") -> list[str]:
     if name in ("apgd-t", "fab-t") and count < standard:
         plural = "s" if count > 1 else ""
         notes.append(f"{name}: {count} target{plural} instead of {standard}, one for each other class")
-    if name == "apgd-t" and classes < 4:
+    if name == "apgd-t" and classes < DLR_CLASSES:
         notes.append("apgd-t: the margin between two logits instead of the targeted DLR loss, which needs four")
     return notes
