@@ -248,7 +248,7 @@ def test_training_continues_from_the_checkpoint_given(elle, run_copy):
         (["precision=tf32"], "precision=tf32 needs an NVIDIA GPU"),
         (["compile=graph"], "compile=graph needs an NVIDIA GPU"),
         (["--config", "nowhere.toml"], "nowhere.toml does not exist"),
-        (["--from", "nowhere.safetensors"], "nowhere.safetensors does not exist"),
+        (["--from", "nowhere.safetensors"], "--from nowhere.safetensors does not exist"),
         (["data=cifar10", "root=nowhere"], "looked in nowhere (no such folder)"),
         (["data=cifar10"], "the folder data is the default, as ELLE_DATA is not set"),
     ],
@@ -257,6 +257,12 @@ def test_a_mistake_in_the_settings_is_one_line_and_exit_code_2(train_quickly, wo
     outcome = train_quickly(*words)
     assert_one_line(outcome, 2)
     assert hint in outcome.err
+
+
+def test_a_checkpoint_that_is_missing_is_what_is_told_whatever_else_is(elle, tmp_path):
+    outcome = elle("train", "--from", "gone/checkpoints/step-1.safetensors", "--out", tmp_path / "no-run")
+    assert_one_line(outcome, 2)
+    assert "--from gone/checkpoints/step-1.safetensors does not exist" in outcome.err
 
 
 @pytest.mark.parametrize(

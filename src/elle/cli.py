@@ -187,6 +187,8 @@ def train(
     from elle.progress import TrainingProgress
 
     words = (words or []) + ([f"out={out}"] if out else [])
+    if start_from is not None and not start_from.exists():
+        raise InputError(f"--from {start_from} does not exist; give a file of a run's checkpoints/")
     if start_from is not None and "out" not in parse_words(words):
         words = [*words, f"out={start_from.absolute().parent.parent}"]
     resume = resume or start_from is not None

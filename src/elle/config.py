@@ -365,6 +365,19 @@ def load_config(words: Sequence[str], file: Path | None = None) -> Config:
     return parse_config(values | words_values)
 
 
+def run_config(directory: Path) -> Config:
+    """The settings of a run directory; InputError where it is none."""
+    if not directory.is_dir():
+        what = "is not a folder" if directory.exists() else "does not exist"
+        raise InputError(f"{directory} {what}; give the run directory that `elle train` wrote")
+    file = directory / "config.toml"
+    if not file.is_file():
+        below = min(directory.glob("*/config.toml"), default=None)
+        hint = f"give a run in it, such as {below.parent}" if below else "`elle train` writes one"
+        raise InputError(f"{directory} is not a run directory: it has no config.toml; {hint}")
+    return load_config([], file)
+
+
 def _table(method: Any) -> dict[str, Any]:
     return method if isinstance(method, dict) else {"name": method}
 

@@ -163,10 +163,10 @@ def test_a_folder_that_is_no_run_is_not_taken_for_an_unfinished_one(tmp_path):
         load_run(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["nowhere", "a-file"])
-def test_what_is_no_folder_is_refused_by_name(tmp_path, name):
+@pytest.mark.parametrize(("name", "what"), [("nowhere", "does not exist"), ("a-file", "is not a folder")])
+def test_what_is_no_folder_is_refused_by_name(tmp_path, name, what):
     (tmp_path / "a-file").touch()
-    with pytest.raises(InputError, match=f"{name} is not a folder; give the run directory"):
+    with pytest.raises(InputError, match=f"{name} {what}; give the run directory"):
         load_run(tmp_path / name)
 
 

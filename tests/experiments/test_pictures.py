@@ -263,9 +263,11 @@ def test_a_run_without_a_monitor_is_judged_by_its_result(tmp_path):
 @pytest.mark.parametrize("command", [["watch", "--once"], ["plot", "--out", "x.html"]])
 def test_a_folder_that_is_no_run_is_refused(elle, tmp_path, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    outcome = elle(*command, tmp_path / "none")
-    assert outcome.code == 2
-    assert "is not a run directory" in outcome.err
+    (tmp_path / "empty").mkdir()
+    for name, words in {"none": "none does not exist", "empty": "empty is not a run directory"}.items():
+        outcome = elle(*command, tmp_path / name)
+        assert outcome.code == 2
+        assert words in outcome.err
     assert not (tmp_path / "x.html").exists()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elle.config import Config, load_config
+from elle.config import Config, run_config
 from elle.data.registry import find_dataset, load_dataset
 from elle.data.resident import to_tensors
 from elle.data.sources import ImageSet, some_images
@@ -58,15 +58,9 @@ def load_run(directory: str | Path, device: torch.device | str = "cpu", weights:
     """
     directory = Path(directory)
     weights = weights or directory / "model.safetensors"
-    if not directory.is_dir():
-        raise InputError(f"{directory} is not a folder; give the run directory that `elle train` wrote")
-    if not (directory / "config.toml").is_file():
-        below = min(directory.glob("*/config.toml"), default=None)
-        hint = f"give a run in it, such as {below.parent}" if below else "`elle train` writes one"
-        raise InputError(f"{directory} is not a run directory: it has no config.toml; {hint}")
+    config = run_config(directory)
     if not weights.exists():
         raise InputError(f"{directory} has no model.safetensors: the run has not finished; continue it with --resume")
-    config = load_config([], directory / "config.toml")
     model, header = load_network(weights, checkpoint=weights != directory / "model.safetensors")
     return Trained(model.to(device), config, tuple(header["classes"]), weights, header)
 

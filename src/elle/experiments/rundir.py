@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elle.config import Config, format_radius, load_config
+from elle.config import Config, format_radius, run_config
 from elle.errors import InputError
 from elle.files import read_lines
 
@@ -177,9 +177,7 @@ def open_runs(paths: Sequence[Path]) -> list[RunDirectory]:
 
 def open_run(path: Path) -> RunDirectory:
     """The run in `path`; InputError where there is none."""
-    if not (path / "config.toml").is_file():
-        raise InputError(f"{path} is not a run directory: it has no config.toml; `elle train` writes one")
-    run = RunDirectory(path, load_config([], path / "config.toml"))
+    run = RunDirectory(path, run_config(path))
     run.read()
     return run
 
