@@ -134,7 +134,7 @@ def test_every_format_and_colour_model_gives_three_channels(tmp_path, mode, suff
 def test_a_truncated_jpeg_is_named_whether_or_not_all_of_it_was_wanted(path, box):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     for whole in (True, False):
-        with pytest.raises(InputError, match=r"photo\.jpg: .*truncated.*; replace or remove it"):
+        with pytest.raises(InputError, match=r"photo\.jpg: .*truncated.*; replace or remove it; `elle data ch"):
             OpenImage(str(path)).resized(box, np.empty((16, 16, 3), np.uint8), whole)
 
 

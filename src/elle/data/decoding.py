@@ -12,6 +12,7 @@ import torch
 from PIL import Image, JpegImagePlugin
 
 from elle.data.folder import MAX_PIXELS, decode
+from elle.errors import InputError
 
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]
@@ -76,7 +77,10 @@ class OpenImage:
 
     def _decoded(self) -> Any:
         """The file of any format; what is wrong with it, if anything, is an InputError that names it."""
-        return Image.fromarray(decode(Path(self.path), self.path))
+        try:
+            return Image.fromarray(decode(Path(self.path), self.path))
+        except InputError as problem:  # who has one such file often has more, and would meet them one at a time
+            raise InputError(f"{problem}; `elle data check` lists all such files") from None
 
     def draft(self, box: Box, width: int, height: int) -> None:
         """Have a JPEG halved, quartered.. while decoding, where that leaves a pixel for each of width x height."""
