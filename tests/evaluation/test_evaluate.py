@@ -162,6 +162,8 @@ def test_names_are_split_at_commas_and_the_norm_is_passed_on():
         ("pgd-20-", "does not exist"),
         ("pgd-x", "does not exist"),
         ("clean,pdg-20", "did you mean 'pgd-20'"),
+        ("pdg-5", "did you mean 'pgd-5'"),
+        ("pdg-10-3", "did you mean 'pgd-10-3'"),
         ("claen", "did you mean 'clean'"),
     ],
 )

@@ -13,6 +13,7 @@ from elle.evaluation.autoattack import ORDER, Norm
 NORMS: tuple[Norm, ...] = get_args(Norm)
 ENSEMBLE = "autoattack"
 _KNOWN = ("clean", "fgsm", "pgd-20", "pgd-50-10", *ORDER, ENSEMBLE)
+_PGD = re.compile(r"pgd-([1-9]\d{0,4})(?:-([1-9]\d{0,3}))?")  # steps, restarts
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,12 @@ def _parse_attack(name: str, norm: Norm) -> EvaluationAttack:
         return EvaluationAttack(name, None, parts=(name,))
     if name == ENSEMBLE:
         return EvaluationAttack(name, None, parts=ORDER)
-    match = re.fullmatch(r"pgd-([1-9]\d{0,4})(?:-([1-9]\d{0,3}))?", name)
+    match = _PGD.fullmatch(name)
     if name != "fgsm" and not match:
+        meant = re.sub("^[^-]*", "pgd", name)  # pdg-5 means pgd-5, not one of the usual numbers of steps
+        known = (*_KNOWN, meant) if _PGD.fullmatch(meant) else _KNOWN
         raise InputError(
-            f"attack {name!r} does not exist{nearest(name, _KNOWN)}; "
+            f"attack {name!r} does not exist{nearest(name, known)}; "
             f"use clean, fgsm, pgd-STEPS, pgd-STEPS-RESTARTS, {', '.join(ORDER)} or {ENSEMBLE}"
         )
     if norm == "l1":
