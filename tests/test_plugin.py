@@ -5,6 +5,7 @@ import gc
 import io
 import math
 import pickle
+import warnings
 import weakref
 
 import pytest
@@ -161,7 +162,7 @@ def test_an_l2_radius_may_exceed_one():
     "options",
     [
         *({"weight": -1}, {"weight": math.nan}, {"decay": 2}, {"history": 2}, {"history": "al"}, {"history": 4.5}),
-        *({"samples": 0}, {"alpha": 3}, {"norm": "l0"}, {"memory": "lo"}),
+        *({"weight": "4000"}, {"samples": 0}, {"samples": 1.5}, {"alpha": 3}, {"norm": "l0"}, {"memory": "lo"}),
     ],
     ids=str,
 )
@@ -384,6 +385,20 @@ def test_the_weights_of_classes_in_its_criterion_are_moved_with_it(model, data, 
 def test_a_network_that_is_bfloat16_by_itself_is_told_of(model, data):
     with pytest.warns(UserWarning, match="computes in bfloat16 by itself"):
         elle.ELLE(EPS)(lambda x: model(x).bfloat16(), *data)
+
+
+def test_a_network_that_draws_at_each_point_is_told_of_once_where_the_loop_calls(data):
+    network, reg = torch.nn.Sequential(smooth_net(64), torch.nn.Dropout(0.5)), elle.ELLE(EPS)
+    with pytest.warns(UserWarning, match="layer 1 of this network draws anew for each point") as told:
+        observe(reg, network, data, [EPS, EPS])
+    assert [warning.filename for warning in told] == [__file__]
+
+
+def test_a_network_that_draws_nothing_in_its_mode_is_not_told_of(data):
+    network = torch.nn.Sequential(smooth_net(64), torch.nn.Dropout(0.5)).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        elle.ELLE(EPS)(network, *data)
 
 
 def test_a_network_of_one_logit_needs_a_criterion_of_its_own():

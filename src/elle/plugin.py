@@ -15,7 +15,7 @@ from elle.core.attacks import Model, check_classes, check_floats, check_logits, 
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Criterion, Linearity, Norm, cross_entropy
 from elle.models.half_weights import has_compiled_parts
-from elle.models.recomputing import blocks_to_recompute, recomputed
+from elle.models.recomputing import blocks_to_recompute, note_on_random_layers, recomputed
 
 BFLOAT16 = (
     "the network computes in bfloat16 by itself, whose rounding hides the linearity error; keep its weights in float32 "
@@ -40,6 +40,7 @@ class ELLE(nn.Module):
     error: Tensor
     weight: Tensor
     threshold: Tensor
+    _looked = False
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class ELLE(nn.Module):
             )
         if self.error.device != x.device:
             self.to(x.device)
+        self._warn_of_random_layers(model)
 
         def logits(points: Tensor) -> Tensor:
             answer = check_logits(model(points))
@@ -104,6 +106,14 @@ class ELLE(nn.Module):
             self._keep(self.rule.update(state, seen) | {"error": seen})
         # A copy: where the buffer changes in place at the next call, that may be before this call's backward.
         return self.weight.clone() * error
+
+    def _warn_of_random_layers(self, model: Model) -> None:
+        """At the first call alone: to look at every layer takes time."""
+        if self._looked or torch.compiler.is_compiling():
+            return
+        self._looked = True
+        if isinstance(model, nn.Module) and (note := note_on_random_layers(model, "the linearity error")):
+            warnings.warn(note, stacklevel=5)  # where the loop calls the plug-in
 
     def _recomputed(self, model: Model) -> contextlib.AbstractContextManager[None]:
         if self.memory == "auto":

@@ -235,7 +235,7 @@ def check_logits(answer: object) -> Tensor:
     if not isinstance(answer, Tensor):
         raise ValueError(
             f"the network returned a {type(answer).__name__}, not logits [B, K]; wrap it in a module that returns "
-            f"these alone, such as the first of several values"
+            f"these alone, or pass a function that does: lambda x: model(x).logits"
         )
     return answer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -12,8 +13,8 @@ State = dict[str, Tensor]
 
 
 def _check_weight(value: float, every: int) -> None:
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"weight is {value}; it must be a finite number, 0 or more")
+    if not (isinstance(value, Real) and 0 <= value < float("inf")):
+        raise ValueError(f"weight is {value!r}; it must be a finite number, 0 or more")
     if every < 1:
         raise ValueError(f"every is {every}; it must be at least 1")
 
@@ -79,7 +80,9 @@ class OnOff:
         if not math.isfinite(self.sensitivity):
             raise ValueError(f"sensitivity is {self.sensitivity}; it must be a finite number")
         if self.history is not None and not (isinstance(self.history, int) and self.history >= 3):
-            raise ValueError(f"history is {self.history!r}; a jump needs at least 3 past errors; left out, all count")
+            raise ValueError(
+                f"history is {self.history!r}; it is a whole number of past errors, at least 3; left out, all"
+            )
         if not 0 <= self.negligible <= 1:
             raise ValueError(f"negligible is {self.negligible}; it must be from 0 to 1")
         if self.negligible and not self.next_step:

@@ -75,8 +75,8 @@ class Linearity:
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise ValueError(f"share is {self.share}; it must be above 0 and at most 1")
-        if self.samples < 1:
-            raise ValueError(f"samples is {self.samples}; it must be at least 1")
+        if not (isinstance(self.samples, int) and self.samples >= 1):
+            raise ValueError(f"samples is {self.samples!r}; it must be a whole number, 1 or more")
         # At 0 and 1 the third point is one of the two: no gap, whatever the network, and no penalty.
         fixed = isinstance(self.alpha, (int, float)) and 0 < self.alpha < 1
         if self.alpha not in ("uniform", "max") and not fixed:

@@ -32,7 +32,7 @@ from elle.errors import InputError, WorkError, stopped_by
 from elle.evaluation.names import parse_attacks
 from elle.evaluation.units import fitting_batch
 from elle.methods import Method
-from elle.models.recomputing import random_layer
+from elle.models.recomputing import note_on_random_layers
 from elle.version import __version__
 
 
@@ -190,11 +190,9 @@ class Run:
             self._warn_of_random_layers()
 
     def _warn_of_random_layers(self) -> None:
-        if self.step.method.regulariser is not None and (name := random_layer(self.step.model)):
-            self.watcher.said(
-                f"layer {name} of this network draws anew for each point, and the error of {self.step.method.name} "
-                f"measures that more than the loss; train a network without such a layer"
-            )
+        method = self.step.method
+        if method.regulariser and (note := note_on_random_layers(self.step.model, f"the error of {method.name}")):
+            self.watcher.said(note)
 
     def finish(self) -> dict[str, Any]:
         """Train what is left, evaluate on the test set, write the weights and the result."""

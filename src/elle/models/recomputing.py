@@ -48,6 +48,16 @@ def random_layer(model: nn.Module) -> str | None:
     return None
 
 
+def note_on_random_layers(model: nn.Module, error: str) -> str | None:
+    """What to tell of a network in which `error`, a difference between points, is one of draws; None for others."""
+    if name := random_layer(model):
+        return (
+            f"layer {name} of this network draws anew for each point, and {error} measures that more than the loss; "
+            f"train a network without such a layer"
+        )
+    return None
+
+
 def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
     """The network's blocks, but for some of the last ones.
 
