@@ -423,7 +423,7 @@ def test_configurations_that_train_the_same_model_do_not_differ(word):
         (["method=elle-a", "schedule=cos-1000"], 10_000),
         (["method=elle", "norm=l2", "eps=0.5"], 1_000),  # 0.5 is no l-infinity radius of the paper's
         (["method=elle-a", "eps=26/255"], 4_000),
-        (["method=n-fgsm+elle-a", "schedule=long"], 10_000),
+        (["method=n-fgsm+elle-a", "schedule=long"], 4_000),
         (["method=elle", "eps=26/255", "weight=7"], 7),
         (["method=fgsm"], None),
     ],
@@ -443,6 +443,7 @@ def test_the_penalty_on_cifar10_weighs_what_the_paper_chose(words, weight):
         ("data=svhn method=elle schedule=long-svhn", 20_000),
         ("data=svhn method=elle-a schedule=long-svhn", 20_000),
         ("data=svhn method=n-fgsm+elle-a", 5_000),
+        ("data=svhn method=n-fgsm+elle-a schedule=long-svhn", 5_000),
         ("data=cifar10 method=elle-a schedule=long", 10_000),
         ("data=cifar10 method=n-fgsm+elle-a", 4_000),
         ("data=cifar10 method=gat+elle-a", 10_000),

@@ -21,7 +21,7 @@ from elle.experiments.delayed import delayed_collapse
 from elle.experiments.figure import write_figures
 from elle.experiments.heatmap import Heatmap, draw_heatmap
 from elle.experiments.pictures import course, falls, surface_figures, weight_evolution, write_pictures
-from elle.experiments.rundir import open_run, unique_names
+from elle.experiments.rundir import open_run, tracked_images, unique_names
 from elle.files import FolderLock
 from elle.models.registry import build_model
 from elle.watch import sparkline, view
@@ -210,9 +210,17 @@ def test_the_multi_step_figure_says_which_attack_it_shows(tmp_path):
     assert course(runs, ["a", "b"])[0].note == "On the monitor's probe."
     (tmp_path / "pgd-10" / "probes.jsonl").unlink()
     runs = [open_run(run.path) for run in runs]
-    tracked = "under PGD-10 on the images that are tracked."
+    tracked = "under PGD-10 on the test images."
     assert course(runs, ["a", "b"])[0].note == f"On the monitor's probe; where there was no monitor, {tracked}"
     assert course(runs[1:], ["b"])[0].note == f"U{tracked[1:]}"
+
+
+def test_a_figure_says_which_images_are_tracked(tmp_path):
+    held, none = (run_directory(tmp_path / str(count), "method=fgsm", f"validation={count}") for count in (97, 0))
+    assert tracked_images([open_run(held)]) == "the held-out training images"
+    assert tracked_images([open_run(none)]) == "the test images"
+    both = "the held-out training images, or the test images where none were held out"
+    assert tracked_images([open_run(held), open_run(none)]) == both
 
 
 def test_a_delayed_collapse_is_told_by_method(tmp_path):

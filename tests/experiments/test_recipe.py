@@ -17,7 +17,7 @@ COUNTS = {
     "figure-1": (42, 29),
     "figure-2": (4, 0),
     "figure-3": (864, 0),
-    "figure-4": (378, 6),
+    "figure-4": (498, 6),
     "figure-5": (60, 40),
     "figure-6": (3, 0),
     "figure-7": (285, 0),

@@ -519,7 +519,7 @@ def test_only_accuracies_are_drawn_in_percent(folder):
     band = "Bands: one std over seeds."
     assert found["loss"] == ("loss", False, f"Of the training steps. {band}")
     assert found["accuracy"] == ("accuracy", True, f"Of the training steps. {band}")
-    assert found["Clean"] == ("accuracy", True, f"On the images that are tracked. {band}")
+    assert found["Clean"] == ("accuracy", True, f"On the test images. {band}")
 
 
 def test_accuracy_on_held_out_images_is_a_number_of_its_own(tmp_path):

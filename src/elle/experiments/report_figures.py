@@ -14,6 +14,7 @@ from elle.experiments.figure import Figure
 from elle.experiments.layout import Layout
 from elle.experiments.pictures import weight_evolution
 from elle.experiments.report_tables import metric_name, unit
+from elle.experiments.rundir import tracked_images
 
 CURVES = 3
 """Values of eps a panel for which curves are drawn: the smallest, the middle and the largest."""
@@ -99,7 +100,8 @@ def _curves(
             title = _titled(f"{quantity} while training, {layout.across} {across}", panel)
             of_steps = column == "accuracy" or column in OF_TRAINING
             log = column is not None and column.startswith(_LOGARITHMIC)
-            note = "Of the training steps." if of_steps else "On the images that are tracked."
+            runs = [run for setting in groups[across] for run in setting.runs]
+            note = "Of the training steps." if of_steps else f"On {tracked_images(runs)}."
             note += " Bands: one std over seeds." if any(one.spread for one in series) and not log else ""
             charts.append(Chart(title, "epoch", label, series, percent=accuracy, log=log, note=note))
     return charts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,14 @@ def unique_names(runs: Sequence[RunDirectory]) -> list[str]:
         )
         for folder in folders
     ]
+
+
+def tracked_images(runs: Iterable[RunDirectory]) -> str:
+    """Which images these runs were looked at with while they trained."""
+    kinds = {bool(run.config.validation) for run in runs}
+    if len(kinds) > 1:
+        return "the held-out training images, or the test images where none were held out"
+    return "the held-out training images" if True in kinds else "the test images"
 
 
 def open_runs(paths: Sequence[Path]) -> list[RunDirectory]:
