@@ -95,6 +95,35 @@ def of_nested_sequentials():
     return nn.Sequential(*parts, nn.Flatten(), nn.Linear(3 * SHAPE[1] * SHAPE[2], 10))
 
 
+class Dense(nn.Module):
+    """Its blocks are given the list of all features so far, which grows behind them, or by themselves."""
+
+    def __init__(self, appends):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 10)
+        self.blocks = nn.ModuleList(SumsUp(appends) for _ in range(3))
+
+    def forward(self, x):
+        features = [self.stem(x)]
+        for block in self.blocks:
+            found = block(features=features)
+            if not block.appends:
+                features.append(found)
+        return self.head(features[-1].mean((2, 3)))
+
+
+class SumsUp(Block):
+    def __init__(self, appends):
+        super().__init__()
+        self.appends = appends
+
+    def forward(self, features):
+        found = super().forward(sum(features))
+        if self.appends:
+            features.append(found)
+        return found
+
+
 def after_two_passes(network, low):
     torch.manual_seed(0)
     model, x = network().train(), torch.rand(4, *SHAPE)
@@ -117,14 +146,17 @@ def after_two_passes(network, low):
         with_blocks_of_others,
         with_a_wrapped_convolution,
         of_nested_sequentials,
+        lambda: Dense(appends=False),
+        lambda: Dense(appends=True),
     ],
 )
 def test_gradients_and_statistics_are_the_plain_ones(network):
     torch.testing.assert_close(after_two_passes(network, low=True), after_two_passes(network, low=False))
 
 
-def test_a_graph_that_is_kept_may_be_gone_through_again():
-    model = pre_activation().train()
+@pytest.mark.parametrize("network", [pre_activation, lambda: Dense(appends=True)])
+def test_a_graph_that_is_kept_may_be_gone_through_again(network):
+    model = network().train()
     with recomputed(model, blocks_to_recompute(model)):
         loss = model(torch.rand(4, *SHAPE)).square().sum()
     first, second = (torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for _ in range(2))
@@ -159,6 +191,25 @@ class Drops(Block):
         return super().forward(F.dropout(x, 0.1, self.training))
 
 
+class ChangesItsInput(Block):
+    def forward(self, x):
+        return super().forward(F.relu(x, inplace=True))
+
+
+class KeepsNothingOfItsInput(Block):
+    """Without memory=low, its input may be changed behind it."""
+
+    def forward(self, x):
+        return self.first(F.relu(x))
+
+
+class HasItChanged(nn.Sequential):
+    def forward(self, x):
+        for block in self:
+            x += block(x)
+        return x
+
+
 class PowerIteration(Block):
     def __init__(self):
         super().__init__()
@@ -178,9 +229,11 @@ class Attends(Block):
     [
         (Drops, "bernoulli_.float of this network draws anew each time"),
         (PowerIteration, "1.0.first.parametrizations.weight.0._[uv] of this network changes each time"),
+        (ChangesItsInput, "that of 1.0 is changed in place"),
+        (lambda: HasItChanged(KeepsNothingOfItsInput()), "that of 1.0.0 is changed in place"),
         (lambda: torch.jit.script(Block()), "cannot compute parts of TorchScript anew"),
     ],
-    ids=["draws", "state", "script"],
+    ids=["draws", "state", "in-place", "in-place-behind", "script"],
 )
 def test_a_block_that_cannot_be_computed_twice_is_refused(block, message):
     with pytest.raises(InputError, match=message):

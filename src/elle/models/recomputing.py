@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
 from elle.errors import InputError
@@ -132,6 +133,7 @@ def recomputed(model: nn.Module, blocks: Collection[nn.Module]) -> Iterator[None
     torch.clear_autocast_cache()
     known = model in _steady or not torch.is_grad_enabled()
     before = {} if known else _state(model, blocks)
+    inputs: list[_Input] = []
     first = {network.blocks[0]: network for network in _residual_networks(model) if _begins_with_stem(network)}
     with contextlib.ExitStack() as stack:
         for block in blocks:
@@ -149,10 +151,35 @@ def recomputed(model: nn.Module, blocks: Collection[nn.Module]) -> Iterator[None
                 whole, norms = partial(_one_after_the_other, stem, whole), norms + own
                 stack.enter_context(_instead(network, "stem", _as_it_is))
             forward = _keeping_inputs(norms, whole, contextlib.nullcontext if known else _NoDraws)
+            if not known:
+                forward = partial(_noting_inputs, inputs, block, forward)
             stack.enter_context(_instead(block, "forward", forward))
         yield
     if not known:
+        _check_inputs(model, inputs)
         _check_state(model, blocks, before)
+
+
+_Input = tuple[nn.Module, Tensor, int]
+"""A block, a tensor that it was given, and the tensor's version then"""
+
+
+def _noting_inputs(
+    inputs: list[_Input], block: nn.Module, forward: Callable[..., Any], *args: Any, **named: Any
+) -> Any:
+    inputs += [(block, one, one._version) for one in tree_leaves((args, named)) if isinstance(one, Tensor)]
+    return forward(*args, **named)
+
+
+def _check_inputs(model: nn.Module, inputs: list[_Input]) -> None:
+    """Refuse an input of a block that was changed since: the second forward would begin with another."""
+    for block, tensor, version in inputs:
+        if tensor._version != version:
+            name = next(name for name, module in model.named_modules() if module is block)
+            raise InputError(
+                f"memory=low computes blocks anew from their inputs, and that of {name} is changed in place, by its "
+                f"first layer (inplace=True) or behind it (x += ...); change it there, or leave memory=low out"
+            )
 
 
 def _check_state(model: nn.Module, blocks: Collection[nn.Module], before: dict[str, tuple[int, int]]) -> None:
@@ -208,7 +235,7 @@ def _one_after_the_other(stem: Callable[[Tensor], Tensor], block: Callable[[Tens
     return block(stem(x))
 
 
-def _as_it_is(x: Tensor) -> Tensor:
+def _as_it_is(x: Any) -> Any:
     return x
 
 
@@ -222,13 +249,30 @@ def _keeping_inputs(
 ) -> Callable[..., Any]:
     """This function, by way of these layers, computed anew from its inputs in the backward; `forward` is not."""
     # Nothing draws random numbers here, and a CUDA graph cannot capture a change of their state.
-    return partial(
+    keep = partial(
         checkpoint,
-        function,
         use_reentrant=False,
         preserve_rng_state=False,
         context_fn=lambda: (forward(), _Again(norms)),
     )
+
+    def kept(*args: Any, **named: Any) -> Any:
+        if any(isinstance(one, list | tuple | dict) for one in (*args, *named.values())):
+            return keep(_from_inputs_as_they_were(function, args, named))
+        return keep(function, *args, **named)
+
+    return kept
+
+
+def _from_inputs_as_they_were(function: Callable[..., Any], args: Any, named: Any) -> Callable[[], Any]:
+    """The function of these inputs: of the caller's own at first, then of lists as long as they were; his may grow."""
+    own, kept = [(args, named)], tree_map(_as_it_is, (args, named))
+
+    def compute() -> Any:
+        given, by_name = own.pop() if own else tree_map(_as_it_is, kept)
+        return function(*given, **by_name)
+
+    return compute
 
 
 @contextlib.contextmanager
