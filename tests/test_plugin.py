@@ -163,6 +163,8 @@ def test_an_l2_radius_may_exceed_one():
     [
         *({"weight": -1}, {"weight": math.nan}, {"decay": 2}, {"history": 2}, {"history": "al"}, {"history": 4.5}),
         *({"weight": "4000"}, {"samples": 0}, {"samples": 1.5}, {"alpha": 3}, {"norm": "l0"}, {"memory": "lo"}),
+        *({"decay": "0.99"}, {"sensitivity": None}, {"adaptive": "no"}, {"clip": (-1, 1)}, {"criterion": None}),
+        {"criterion": torch.nn.CrossEntropyLoss},
     ],
     ids=str,
 )
@@ -492,6 +494,17 @@ def test_images_that_are_not_floats_are_refused(model, data):
 def test_images_without_a_label_each_are_refused(model, data, images, labels):
     with pytest.raises(ValueError, match=f"x has {images} images and y {labels} labels"):
         elle.ELLE(EPS)(model, data[0][:images], data[1][:labels])
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2, 3], None, {"labels": torch.arange(4)}])
+def test_labels_that_are_no_tensor_are_refused(model, data, labels):
+    with pytest.raises(ValueError, match=r"y is a (list|NoneType|dict); give a tensor"):
+        elle.ELLE(EPS)(model, data[0][:4], labels)
+
+
+def test_an_image_without_a_batch_is_refused(model, data):
+    with pytest.raises(ValueError, match="y no labels; give at least one image"):
+        elle.ELLE(EPS)(model, data[0][0], data[1][0])
 
 
 def test_its_description_names_the_radius_and_the_rule():

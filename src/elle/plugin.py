@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from elle.core.attacks import Model, check_classes, check_floats, check_logits, check_radius, parallel_parts
+from elle.core.attacks import Model, check_batch, check_classes, check_logits, check_radius, parallel_parts
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Criterion, Linearity, Norm, cross_entropy
 from elle.models.half_weights import has_compiled_parts
@@ -64,6 +64,13 @@ class ELLE(nn.Module):
             raise ValueError(f"memory is {memory!r}; it must be 'auto' or 'low'")
         if isinstance(history, str) and history != "all":
             raise ValueError(f"history is {history!r}; it must be 'all' or a whole number, 3 or more")
+        if not isinstance(adaptive, bool):
+            raise ValueError(f"adaptive is {adaptive!r}; it is True (ELLE-A) or False (ELLE)")
+        if not callable(criterion) or isinstance(criterion, type):
+            raise ValueError(
+                f"criterion is {criterion!r}; give a function of logits and labels that returns one loss for each "
+                f"image (for example torch.nn.CrossEntropyLoss(reduction='none'))"
+            )
         self.eps, self.memory = eps, memory
         self.criterion = criterion
         self.regulariser = Linearity(samples, alpha, norm, clip)
@@ -82,10 +89,11 @@ class ELLE(nn.Module):
         """weight * mean error of x [B, ...] in [0, 1] with labels or probabilities y, [B] or [B, K]: a scalar."""
         # Again: a schedule sets another radius.
         check_radius(self.eps, self.regulariser.norm, allow_zero=True)
-        check_floats(x, self.eps, self.regulariser.norm)
-        if len(x) == 0 or len(x) != len(y):
+        check_batch(x, y, self.eps, self.regulariser.norm)
+        if x.dim() == 0 or y.dim() == 0 or len(x) == 0 or len(x) != len(y):
+            counts = [len(one) if one.dim() else "no" for one in (x, y)]
             raise ValueError(
-                f"x has {len(x)} images and y {len(y)} labels; give at least one image, and a label for each"
+                f"x has {counts[0]} images and y {counts[1]} labels; give at least one image, and a label for each"
             )
         if self.error.device != x.device:
             self.to(x.device)

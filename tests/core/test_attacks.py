@@ -294,7 +294,10 @@ def test_an_l2_attack_on_half_precision_images_is_as_long_as_on_others(dtype):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"steps": 0}, {"steps": -1}, {"norm": "l1"}, {"norm": "inf"}, {"alpha": -1}, {"alpha": math.nan}, {"noise": -1}],
+    [
+        *({"steps": 0}, {"steps": -1}, {"norm": "l1"}, {"norm": "inf"}, {"alpha": -1}, {"alpha": math.nan}),
+        *({"noise": -1}, {"steps": 2.5}, {"steps": "3"}, {"alpha": "1"}, {"noise": None}, {"clip": (-1, 1)}),
+    ],
     ids=str,
 )
 def test_a_bad_setting_is_refused_by_name(arguments):
@@ -306,6 +309,12 @@ def test_a_bad_setting_is_refused_by_name(arguments):
 def test_images_of_whole_numbers_are_refused(model, data, attack):
     with pytest.raises(ValueError, match=r"x is torch.uint8.*x.float\(\) / 255"):
         attack(model, (255 * data[0]).to(torch.uint8), data[1], EPS)
+
+
+@every_attack
+def test_labels_that_are_no_tensor_are_refused(model, data, attack):
+    with pytest.raises(ValueError, match="y is a list; give a tensor"):
+        attack(model, data[0], data[1].tolist(), EPS)
 
 
 @every_attack

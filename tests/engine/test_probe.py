@@ -115,7 +115,9 @@ def test_a_network_that_is_not_finite_has_no_error_and_is_right_nowhere(monitor)
         ({"eps": torch.full((1, 3, 1, 1), EPS)}, r"eps has shape \[1, 3, 1, 1\]; give one number"),
         ({"x": torch.full((16, 1, 8, 8), 255.0)}, r"in 255 to 255; give floats in \[0, 1\]"),
         ({"x": torch.zeros(16, 1, 8, 8, dtype=torch.uint8)}, "uint8"),
+        ({"x": [0.5], "y": [1]}, "x is a list; give a tensor"),
         ({"per_epoch": 0}, "1 or more"),
+        ({"batch": 0}, "batch is 0; it must be a whole number"),
         ({"graph": True}, "needs probe images on an NVIDIA GPU"),
     ],
 )

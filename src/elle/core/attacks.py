@@ -60,11 +60,13 @@ class SignStep:
 
     def __post_init__(self) -> None:
         for name in ("steps", "agree"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            check_count(name, getattr(self, name))
         for name in ("alpha", "noise"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be a finite number, 0 or more")
+            value = getattr(self, name)
+            if not (isinstance(value, numbers.Real) and 0 <= float(value) < math.inf):
+                raise ValueError(f"{name} is {value!r}; it must be a finite number, 0 or more")
+        if not isinstance(self.clip, bool):  # a pair of bounds would be taken for True
+            raise ValueError(f"clip is {self.clip!r}; it must be True or False")
         if not 0 <= self.zero < 1:
             raise ValueError(f"zero is {self.zero}; it must be a share from 0 to below 1")
         if self.agree > 1 and (self.steps > 1 or self.zero or self.frank_wolfe):
@@ -215,12 +217,19 @@ def one_radius(eps: float | Tensor, norm: str = "linf", allow_zero: bool = False
     return float(eps)
 
 
-def check_floats(x: Tensor, eps: float | Tensor, norm: str = "linf") -> None:
+def check_count(name: str, value: int) -> None:
+    if not (isinstance(value, int) and value >= 1):
+        raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+
+
+def check_batch(x: Tensor, y: Tensor, eps: float | Tensor, norm: str = "linf") -> None:
     """Refuse images of whole numbers, which have no gradient, and radii [B], which would be those of columns."""
     if not isinstance(x, Tensor):
         raise ValueError(f"x is a {type(x).__name__}; give a tensor of floats in [0, 1]")
     if not x.is_floating_point():
         raise ValueError(f"x is {x.dtype}; it must be floats in [0, 1], for example x.float() / 255")
+    if not isinstance(y, Tensor):
+        raise ValueError(f"y is a {type(y).__name__}; give a tensor with a label for each image")
     if not isinstance(eps, Tensor) or eps.dim() == 0:
         return
     if eps.dim() != x.dim() or (norm != "linf" and eps[:1].numel() != 1):
@@ -262,14 +271,14 @@ def fgsm(
 ) -> Tensor:
     """x + eps * sign(grad L(x)) (Goodfellow et al., arXiv 1412.6572), not clipped unless asked, as in the paper."""
     check_radius(eps, norm, allow_zero=True)
-    check_floats(x, eps, norm)
+    check_batch(x, y, eps, norm)
     return SignStep(clip=clip, norm=norm)(model, x, y, eps)
 
 
 def n_fgsm(model: Model, x: Tensor, y: Tensor, eps: float | Tensor, *, noise: float = 2) -> Tensor:
     """x + eta + eps * sign(grad L(x + eta)), eta ~ Unif(+-noise * eps), unprojected (arXiv 2202.01181)."""
     check_radius(eps, allow_zero=True)
-    check_floats(x, eps)
+    check_batch(x, y, eps)
     return SignStep(noise=noise, project=False)(model, x, y, eps)
 
 
@@ -285,15 +294,16 @@ def pgd(
 ) -> Tensor:
     """PGD from a uniform start, inside the ball and [0, 1]; alpha in units of eps, 2.5 / steps by default."""
     check_radius(eps, norm, allow_zero=True)
-    check_floats(x, eps, norm)
-    alpha = 2.5 / max(steps, 1) if alpha is None else alpha
-    if 0 < alpha * steps < 1 - 1e-6:
+    check_batch(x, y, eps, norm)
+    check_count("steps", steps)
+    attack = SignStep(alpha=2.5 / steps if alpha is None else alpha, steps=steps, noise=1, clip=True, norm=norm)
+    if 0 < attack.alpha * steps < 1 - 1e-6:
         # 2/255, as papers write a step, would be 2/255 of eps: an attack that goes nowhere and says so to nobody.
         raise ValueError(
             f"alpha is {alpha:g} in units of eps: {steps} steps of it do not reach from the image to the ball's edge; "
             f"write a step of 2/255 as (2 / 255) / eps"
         )
-    return SignStep(alpha=alpha, steps=steps, noise=1, clip=True, norm=norm)(model, x, y, eps)
+    return attack(model, x, y, eps)
 
 
 def _check_probabilities(target: Tensor, logits: Tensor) -> None:

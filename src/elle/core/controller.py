@@ -75,10 +75,10 @@ class OnOff:
 
     def __post_init__(self) -> None:
         _check_weight(self.value, self.every)
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay is {self.decay}; it must be from 0 to 1")
-        if not math.isfinite(self.sensitivity):
-            raise ValueError(f"sensitivity is {self.sensitivity}; it must be a finite number")
+        if not (isinstance(self.decay, Real) and 0 <= self.decay <= 1):
+            raise ValueError(f"decay is {self.decay!r}; it must be a number from 0 to 1")
+        if not (isinstance(self.sensitivity, Real) and math.isfinite(self.sensitivity)):
+            raise ValueError(f"sensitivity is {self.sensitivity!r}; it must be a finite number")
         if self.history is not None and not (isinstance(self.history, int) and self.history >= 3):
             raise ValueError(
                 f"history is {self.history!r}; it is a whole number of past errors, at least 3; left out, all"

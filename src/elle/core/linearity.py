@@ -77,6 +77,8 @@ class Linearity:
             raise ValueError(f"share is {self.share}; it must be above 0 and at most 1")
         if not (isinstance(self.samples, int) and self.samples >= 1):
             raise ValueError(f"samples is {self.samples!r}; it must be a whole number, 1 or more")
+        if not isinstance(self.clip, bool):  # a pair of bounds would be taken for True
+            raise ValueError(f"clip is {self.clip!r}; it must be True or False")
         # At 0 and 1 the third point is one of the two: no gap, whatever the network, and no penalty.
         fixed = isinstance(self.alpha, (int, float)) and 0 < self.alpha < 1
         if self.alpha not in ("uniform", "max") and not fixed:

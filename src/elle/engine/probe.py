@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elle.core.attacks import Norm, SignStep, one_radius, unwrapped
+from elle.core.attacks import Norm, SignStep, check_count, one_radius, unwrapped
 from elle.core.linearity import Linearity
 from elle.engine.monitor import Monitor, Reading, Verdict
 from elle.evaluation.autoattack import oracle
@@ -49,6 +49,9 @@ class CollapseMonitor(Monitor):
         batch: int | None = None,
         graph: bool = False,
     ) -> None:
+        for name, one in (("x", x), ("y", y)):
+            if not isinstance(one, Tensor):
+                raise ValueError(f"{name} is a {type(one).__name__}; give a tensor")
         if len(x) == 0 or len(x) != len(y):
             raise ValueError(f"{len(x)} probe images and {len(y)} labels; there must be one label an image")
         if y.dim() != 1:
@@ -63,6 +66,8 @@ class CollapseMonitor(Monitor):
         eps = one_radius(eps, norm)
         if per_epoch < 1:
             raise ValueError(f"per_epoch is {per_epoch}; it is how often an epoch you call check, 1 or more")
+        if batch is not None:
+            check_count("batch", batch)
         if graph and not x.is_cuda:
             raise ValueError(f"graph=True needs probe images on an NVIDIA GPU; these are on {x.device}")
         super().__init__(per_epoch)
