@@ -83,7 +83,7 @@ def test_options_replace_fields_of_their_part_alone():
     [
         ("fgsm", {"atack": {"noise": 1}}, "has no part 'atack'; it has attack"),
         ("fgsm", {"weight": {"value": 1}}, "has no part 'weight'"),
-        ("standard", {"attack": {"noise": 1}}, "it has none"),
+        ("standard", {"attack": {"noise": 1}}, "it has loss"),
         ("fgsm", {"attack": {"noize": 1}}, "did you mean 'noise'"),
         ("elle", {"weight": {"decay": 0.5}}, "method.weight has value"),
         ("elle-a", {"weight": {"sensitvity": 1}}, "did you mean 'sensitivity'"),

@@ -370,7 +370,7 @@ def _with_fields(method: Method, slot: str, fields: Mapping[str, Any]) -> Method
     parts = {name: getattr(method, name) for name in ("attack", "loss", "regulariser", "weight", "subspace")}
     slots = [name for name, part in parts.items() if part is not None and dataclasses.fields(part)]
     if slot not in slots:
-        raise InputError(f"method {method.name} has no part {slot!r}; it has {', '.join(slots) or 'none'}")
+        raise InputError(f"method {method.name} has no part {slot!r}; it has {', '.join(slots)}")
     part = getattr(method, slot)
     known = {field.name: field.type for field in dataclasses.fields(part) if not callable(getattr(part, field.name))}
     for name, value in fields.items():

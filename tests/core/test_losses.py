@@ -31,6 +31,19 @@ def test_cross_entropy_is_taken_at_the_adversarial_points(data):
     torch.testing.assert_close(loss, F.cross_entropy(model(x_adv), y))
 
 
+def test_a_smoothed_label_is_shared_among_all_classes(data):
+    model, (x, y, x_adv) = smooth_net(), data
+    loss, _ = CrossEntropy(smoothing=0.2)(model, x, y, x_adv, EPS)
+    target = torch.full((6, 4), 0.05).scatter(1, y.unsqueeze(1), 0.85)
+    torch.testing.assert_close(loss, soft_cross_entropy(model(x_adv), target))
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0, math.nan])
+def test_a_share_that_is_none_is_refused(smoothing):
+    with pytest.raises(ValueError, match="smoothing is"):
+        CrossEntropy(smoothing=smoothing)
+
+
 # AdvMixUp
 
 

@@ -54,15 +54,17 @@ def logits_and_labels(rows, classes, dtype):
     return logits.to(DEVICE, dtype), torch.randint(classes, (rows,), generator=generator).to(DEVICE)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(("rows", "classes"), [(128, 10), (1, 2), (7, 100), (300, 10), (5, 1000), (9, 1)])
-def test_the_cross_entropy_and_its_gradient_are_torch_s(rows, classes, dtype):
+def test_the_cross_entropy_and_its_gradient_are_torch_s(rows, classes, dtype, smoothing):
     logits, y = logits_and_labels(rows, classes, dtype)
     logits.requires_grad_()
-    expected = F.cross_entropy(logits.double(), y)
+    expected, plain = (F.cross_entropy(logits.double(), y, label_smoothing=share) for share in (smoothing, 0.0))
     (gradient,) = torch.autograd.grad(expected, logits, torch.full_like(expected, 3.0))
+    (uphill,) = torch.autograd.grad(plain, logits)
     assert takes_logits(logits, y)
-    loss = fused.cross_entropy(logits, y)
+    loss = fused.cross_entropy(logits, y, smoothing)
     summed = fused.slope(logits.detach(), y, 512.0)
     (found,) = torch.autograd.grad(loss, logits, torch.full_like(loss, 3.0))
     assert loss.dtype is torch.float32
@@ -70,7 +72,15 @@ def test_the_cross_entropy_and_its_gradient_are_torch_s(rows, classes, dtype):
     torch.testing.assert_close(loss, expected.float(), rtol=1e-5, atol=1e-6)
     rounding = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-6}
     torch.testing.assert_close(found, gradient, **rounding)
-    torch.testing.assert_close(summed / (512 * rows), gradient / 3, **rounding)
+    torch.testing.assert_close(summed / (512 * rows), uphill, **rounding)
+
+
+def test_smoothing_a_label_of_infinite_loss_is_infinite_as_torch_s():
+    logits, y = logits_and_labels(4, 10, torch.float32)
+    logits[1, (y[1] + 1) % 10] = -torch.inf
+    assert fused.cross_entropy(logits, y, 0.1).isinf()
+    assert F.cross_entropy(logits, y, label_smoothing=0.1).isinf()
+    torch.testing.assert_close(fused.cross_entropy(logits, y), F.cross_entropy(logits, y))
 
 
 def test_what_is_no_number_stays_none():

@@ -19,11 +19,18 @@ When = tuple[Tensor, Tensor]
 class CrossEntropy:
     """Cross-entropy at the adversarial points, averaged over the batch (Madry et al., arXiv 1706.06083)."""
 
+    smoothing: float = 0.0
+    """This share of a label is spread over all classes, its own too (Szegedy et al., arXiv 1512.00567)."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"smoothing is {self.smoothing}; it must be a share from 0 to below 1")
+
     def __call__(
         self, model: Model, x: Tensor, y: Tensor, x_adv: Tensor, eps: float | Tensor, when: When | None = None
     ) -> tuple[Tensor, Tensor]:
         logits = model(x_adv).float()
-        return F.cross_entropy(logits, y), logits
+        return F.cross_entropy(logits, y, label_smoothing=self.smoothing), logits
 
 
 @dataclass(frozen=True)

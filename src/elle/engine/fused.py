@@ -37,7 +37,7 @@ def by_kernels(method: Method) -> Method:
     if type(attack) is SignStep:
         attack = _SignStep(**vars(attack))
     if type(loss) is CrossEntropy:
-        loss = _CrossEntropyLoss()
+        loss = _CrossEntropyLoss(**vars(loss))
     return dataclasses.replace(method, attack=attack, loss=loss)
 
 
@@ -62,12 +62,14 @@ class _CrossEntropyLoss(CrossEntropy):
     ) -> tuple[Tensor, Tensor]:
         answer = model(x_adv)
         logits = answer.float()
-        return cross_entropy(answer, y) if takes_logits(answer, y) else F.cross_entropy(logits, y), logits
+        if takes_logits(answer, y):
+            return cross_entropy(answer, y, self.smoothing), logits
+        return F.cross_entropy(logits, y, label_smoothing=self.smoothing), logits
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
     """The mean cross-entropy to labels y [B], in float32, of those that `takes_logits`."""
-    loss: Tensor = _CrossEntropy.apply(logits, y)  # type: ignore[no-untyped-call]
+    loss: Tensor = _CrossEntropy.apply(logits, y, smoothing)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -94,28 +96,30 @@ def slope(logits: Tensor, y: Tensor, factor: float) -> Tensor:
 
 class _CrossEntropy(Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, y: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, y: Tensor, smoothing: float) -> Tensor:
         slopes, loss = torch.empty_like(logits, dtype=torch.float32), logits.new_empty((), dtype=torch.float32)
-        _launch_cross_entropy(logits, y, slopes, loss, 1 / len(logits))
+        _launch_cross_entropy(logits, y, slopes, loss, 1 / len(logits), smoothing)
         ctx.save_for_backward(slopes)
         ctx.dtype = logits.dtype
         return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (slopes,) = ctx.saved_tensors
-        return torch.mul(slopes, g, out=torch.empty_like(slopes, dtype=ctx.dtype)), None
+        return torch.mul(slopes, g, out=torch.empty_like(slopes, dtype=ctx.dtype)), None, None
 
 
-def _launch_cross_entropy(logits: Tensor, y: Tensor, slopes: Tensor, loss: Tensor | None, factor: float) -> None:
+def _launch_cross_entropy(
+    logits: Tensor, y: Tensor, slopes: Tensor, loss: Tensor | None, factor: float, smoothing: float = 0.0
+) -> None:
     rows, classes = logits.shape
     columns = padded(classes)
     kernels: Any = _kernels()
     # Triton launches where the host is, not where its arguments are.
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         kernels.write_cross_entropy[(1,)](
-            logits, y, slopes, loss, rows, classes, factor,
+            logits, y, slopes, loss, rows, classes, factor, smoothing=float(smoothing),
             block=min(padded(rows), max(1, AT_ONCE // columns)), columns=columns, num_warps=4,
         )  # fmt: skip
 

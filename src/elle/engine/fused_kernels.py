@@ -28,9 +28,12 @@ def write_step(
 
 @triton.jit(do_not_specialize=["rows", "factor"])
 def write_cross_entropy(
-    logits, y, slope, loss, rows, classes, factor, block: tl.constexpr, columns: tl.constexpr,
+    logits, y, slope, loss, rows, classes, factor, smoothing: tl.constexpr, block: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """`factor` times the sum of all rows' cross-entropies, if it is asked for, and the gradient of that."""
+    """`factor` times the sum of all rows' cross-entropies, if it is asked for, and the gradient of that.
+
+    Of each label the share `smoothing` is spread over all classes.
+    """
     column = tl.arange(0, columns)
     total = tl.zeros([block], tl.float32)
     for start in range(0, rows, block):
@@ -44,11 +47,18 @@ def write_cross_entropy(
         values -= tl.max(values, 1)[:, None]
         powers = tl.exp(values)
         sums = tl.sum(powers, 1)
-        wanted = tl.where(own, 1.0, 0.0)
+        wanted = tl.where(own, 1.0 - smoothing, 0.0)
+        if smoothing > 0:
+            wanted += smoothing / classes
         tl.store(
             slope + place, (factor * (powers / sums[:, None] - wanted)).to(slope.dtype.element_ty), mask=inside
         )  # fmt: skip
         if loss is not None:
-            total += tl.where(known, tl.log(sums) - tl.sum(tl.where(own, values, 0.0), 1), 0.0)
+            # Only of what is wanted: an infinite value times 0 is no number.
+            if smoothing > 0:
+                reached = tl.sum(tl.where((column < classes)[None, :], wanted * values, 0.0), 1)
+            else:
+                reached = tl.sum(tl.where(own, values, 0.0), 1)
+            total += tl.where(known, tl.log(sums) - reached, 0.0)
     if loss is not None:
         tl.store(loss, factor * tl.sum(total))
