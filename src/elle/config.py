@@ -184,8 +184,6 @@ class Config(BaseModel):
     def resolved(self) -> Config:
         """This configuration with every open value filled in from its schedule and its dataset's row."""
         dataset = find_dataset(self.data)
-        if self.phases and not dataset.files:
-            raise InputError(f"phases read image files anew at each size, and {self.data} has none; leave them out")
         defaults = dict(dataset.defaults)
         if self.norm != "linf" and self.eps is None:
             radius = format_radius(defaults["eps"])
@@ -197,6 +195,8 @@ class Config(BaseModel):
             chosen = SCHEDULES[schedule]
             defaults |= {"epochs": chosen.epochs, "lr": chosen.lr, "batch": chosen.batch}
         defaults |= _of_phases(self.phases)
+        if not dataset.files:  # evaluated at the size that its images have
+            defaults.pop("image_size", None)
         open_keys = {key: value for key, value in defaults.items() if getattr(self, key) is None}
         if "normalise" not in self.model_fields_set:
             open_keys["normalise"] = normalisation(self.method)

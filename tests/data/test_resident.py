@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from elle.data.resident import Resident, split_validation, to_tensors
+from elle.data.resident import Resident, resized, split_validation, to_tensors
 from elle.data.sources import Split
 from elle.errors import InputError
 
@@ -213,3 +213,15 @@ def test_batches_on_a_gpu_have_their_channels_last_and_the_values_of_a_division(
     assert x.is_contiguous(memory_format=torch.channels_last)
     levels = torch.arange(256, dtype=torch.uint8, device="cuda").to(torch.float32) / 255
     assert torch.equal(x.amax((1, 2, 3)), levels)
+
+
+def test_a_resized_image_is_the_mean_of_the_pixels_it_is_made_of():
+    flat = np.repeat(np.arange(0, 240, 30, dtype=np.uint8).reshape(2, 1, 4, 1), 3, axis=1).repeat(4, axis=3)
+    data = Split(flat.repeat(8, axis=2).repeat(8, axis=3), np.zeros(2, dtype=np.int64))  # stripes of 8 of 32 pixels
+    small = resized(data, 16, CPU)
+    assert small.x.shape == (2, 3, 16, 16)
+    assert small.x.dtype == np.uint8
+    within = small.x[:, :, 1::4, :]  # of each stripe, away from its neighbours
+    assert np.array_equal(within, flat[:, :, :, :1].repeat(16, axis=3))
+    assert abs(small.x.mean(axis=(1, 2, 3)) - data.x.mean(axis=(1, 2, 3))).max() < 1
+    assert resized(data, 32, CPU) is data

@@ -3,11 +3,13 @@
 import json
 import signal
 
+import numpy as np
 import pytest
 import torch
 
 from elle.config import load_config
 from elle.core.controller import OnOff
+from elle.data.resident import Resident
 from elle.data.streaming import Streaming
 from elle.engine import checkpoint
 from elle.engine.guard import Guard
@@ -15,7 +17,9 @@ from elle.engine.loop import Run, Watcher, train
 from elle.engine.probe import CollapseMonitor
 from elle.engine.ranks import ALONE, Ranks
 from elle.engine.step import Step
+from elle.engine.trained import load_network
 from elle.errors import InputError, WorkError
+from elle.files import file_digest
 from elle.methods import METHODS
 
 from ..data.photographs import write_folder
@@ -108,9 +112,56 @@ def test_what_cannot_be_trained_in_phases_is_refused_before_it_starts(root, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_phases_need_image_files(tmp_path):
-    with pytest.raises(InputError, match="phases read image files anew"):
-        train(load_config(["data=digits", "phases=1:8:64", f"out={tmp_path / 'run'}"]))
+def arrays(folder, height=16, width=16):
+    stream = np.random.default_rng(0)
+    for name, count in (("train", 24), ("test", 8)):
+        x = stream.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
+        np.savez(folder / f"{name}.npz", x=x, y=np.arange(count) % 4)
+    return folder
+
+
+def words_of_arrays(root, out, *more):
+    return [
+        *("data=arrays", f"root={root}", "model=tests.networks:any_size_net", "method=n-fgsm+elle-a", "eps=8/255"),
+        *("phases=2:8:4,2:16:3", "lr=0.02", "weight=100", "crop=4", "validation=2", "track=clean", "final=clean"),
+        *("device=cpu", f"out={out}", *more),
+    ]
+
+
+def test_arrays_are_resized_for_each_phase_and_evaluated_as_they_are(tmp_path, monkeypatch):
+    seen, batch = [], Resident.batch
+
+    def noted(data, index):
+        seen.append((data.crop, *data.x.shape))
+        return batch(data, index)
+
+    monkeypatch.setattr(Resident, "batch", noted)
+    whole = tmp_path / "whole"
+    result = train(load_config(words_of_arrays(arrays(tmp_path), whole)))
+    assert seen == [(2, 22, 3, 12, 12)] * 10 + [(4, 22, 3, 24, 24)] * 14  # padded by the crop on either side
+    assert result["steps"] == 24
+    assert result["test"]["clean"]["total"] == 8
+    assert load_network(whole / "model.safetensors")[1]["shape"] == [3, 16, 16]
+    for step in (7, 10, 20):
+        config = load_config(words_of_arrays(tmp_path, tmp_path / f"cut{step}"))
+        with pytest.raises(WorkError, match=f"stopped by SIGTERM at step {step} of 24"):
+            train(config, watcher=signal_after_step(step, signal.SIGTERM))
+        train(config, resume=True)
+        assert_same_run(tmp_path / f"cut{step}", whole)
+
+
+def test_one_phase_of_the_images_own_size_is_a_run_without_phases(tmp_path):
+    root = arrays(tmp_path)
+    rest = [word for word in words_of_arrays(root, "") if not word.startswith(("phases", "out"))]
+    for name, length in (("phases", ["phases=2:16:5"]), ("plain", ["epochs=2", "batch=5"])):
+        train(load_config([*rest, *length, f"out={tmp_path / name}"]))
+    assert file_digest(tmp_path / "phases/model.safetensors") == file_digest(tmp_path / "plain/model.safetensors")
+
+
+def test_phases_of_images_that_are_not_square_are_refused(tmp_path):
+    with pytest.raises(InputError, match="phases are of square images, and these are 12 x 16 pixels; leave phases out"):
+        train(load_config(words_of_arrays(arrays(tmp_path, 12), tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("decay_norm", [True, False])

@@ -302,6 +302,7 @@ def test_hours_grow_with_what_a_run_does():
     assert hours("model=wide-resnet-28-10") == pytest.approx(hours() * 18.14 / 3.476, rel=0.02)
     assert hours("max_steps=382") == pytest.approx(hours("epochs=1"), rel=0.01)
     assert hours("method=gradalign") == pytest.approx(hours() * 11.267 / 3.476, rel=0.02)
+    assert hours("phases=15:16:128,15:32:128") == pytest.approx((1 / 4 + 1) / 2 * hours(), rel=0.01)
     assert hours("final=autoattack") > hours("final=pgd-20") > hours()
 
 

@@ -21,8 +21,7 @@ from elle.errors import InputError, WorkError, expanded
 if TYPE_CHECKING:
     import torch
 
-    from elle.data.resident import Resident
-    from elle.data.streaming import Streaming
+    from elle.data.resident import TrainingImages
 
 Loading = Literal["auto", "resident", "streaming"]
 
@@ -196,17 +195,17 @@ def training_source(
     cache: str | None = None,
     rank: int = 0,
     ranks: int = 1,
-) -> tuple[Resident | Streaming, Split]:
+) -> tuple[TrainingImages, Split]:
     """The training images, on the device or streamed to it, and the images held out for validation.
 
     `crop` are pixels of padding for resident images; streamed ones are cropped to a random part unless it is 0.
     `phases` replace `batch`, `epochs` and the image size.
     Streamed are the images of this rank: its part of each batch.
     """
-    from elle.data.resident import Resident, chosen_for_validation, split_validation
+    from elle.data.resident import Resident, ResidentInPhases, chosen_for_validation, split_validation
     from elle.data.streaming import Streaming
 
-    if phases and loading == "resident":
+    if phases and loading == "resident" and isinstance(data, FolderImages):
         raise InputError("phases read image files anew at each size; leave loading=resident out")
     if loading == "streaming" and not isinstance(data, FolderImages):
         raise InputError("loading=streaming is for image files, and these images are arrays; leave it out")
@@ -216,6 +215,8 @@ def training_source(
         )
     if not isinstance(data, FolderImages) or not (phases or _streamed(data, loading)):
         training, held_out = split_validation(data, validation, seed)
+        if phases:
+            return ResidentInPhases(training, device, Timetable(tuple(phases), len(training)), crop, flip), held_out
         return Resident(training, device, crop, flip), held_out
     kept, held = chosen_for_validation(len(data), validation, seed)
     files, held_files = data.part(kept), data.part(held)

@@ -1,13 +1,34 @@
 """A whole image set on the device, so that a training step waits for no loader."""
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import interpolate, pad
 
+from elle.data.phases import Timetable
 from elle.data.sources import Split
 from elle.errors import InputError
+
+
+class TrainingImages(Protocol):
+    """Where a training step has its batches from."""
+
+    def __len__(self) -> int: ...
+
+    def order(self, seed: int, epoch: int) -> Tensor:
+        """The order of this epoch, int64 [N]: a function of (seed, epoch) alone, the same on every device."""
+
+    def stage(self, epoch: int, step: int) -> None:
+        """Have the batch of that step ready."""
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Images float32 [B, C, H, W] in [0, 1], cropped and flipped at random, and labels of index [B]."""
+
+    def close(self) -> None:
+        """Let go of what makes batches ready."""
 
 
 def split_validation(data: Split, count: int, seed: int) -> tuple[Split, Split]:
@@ -61,7 +82,6 @@ class Resident:
         return len(self.y)
 
     def order(self, seed: int, epoch: int) -> Tensor:
-        """The order of this epoch, int64 [N]: a function of (seed, epoch) alone, the same on every device."""
         return torch.from_numpy(epoch_order(len(self), seed, epoch)).to(self.y.device)
 
     def stage(self, epoch: int, step: int) -> None:
@@ -71,7 +91,6 @@ class Resident:
         """Nothing: there are no workers to end."""
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Images float32 [B, C, H, W] in [0, 1], cropped and flipped at random, and labels of index [B]."""
         count = len(index)
         flipped = torch.randint(2, (count, 1, 1, 1), device=index.device, dtype=torch.bool) if self.flip else None
         if self.crop:
@@ -82,3 +101,49 @@ class Resident:
         if flipped is not None:
             x = torch.where(flipped, x.flip(-1), x)
         return to_unit(x), self.y[index]
+
+
+class ResidentInPhases:
+    """The same with a copy of the set for each image size of a timetable; batches are of the phase that `stage` names.
+
+    `crop` pads images of their own size, and smaller ones in proportion.
+    """
+
+    def __init__(
+        self, data: Split, device: torch.device | str, timetable: Timetable, crop: int = 0, flip: bool = False
+    ) -> None:
+        height, width = data.x.shape[2:]
+        if height != width:
+            raise InputError(f"phases are of square images, and these are {height} x {width} pixels; leave phases out")
+        self.timetable = timetable
+        self.of_size = {
+            size: Resident(resized(data, size, device), device, round(crop * size / width), flip)
+            for size in {phase.image_size for phase in timetable.phases}
+        }
+        self.stage(0, 0)
+
+    def __len__(self) -> int:
+        return len(self.now)
+
+    def order(self, seed: int, epoch: int) -> Tensor:
+        return self.now.order(seed, epoch)
+
+    def stage(self, epoch: int, step: int) -> None:
+        self.now = self.of_size[self.timetable.size(epoch)]
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.now.batch(index)
+
+    def close(self) -> None:
+        """Nothing: there are no workers to end."""
+
+
+def resized(data: Split, size: int, device: torch.device | str) -> Split:
+    """The images with `size` pixels a side; the very same where that is their own."""
+    if data.x.shape[2:] == (size, size):
+        return data
+    parts = [
+        interpolate(torch.tensor(part, device=device).float(), (size, size), mode="bilinear", antialias=True)
+        for part in np.array_split(data.x, -(-len(data) // 4096))  # in parts: floats take four times the room
+    ]
+    return Split(torch.cat([part.round().clamp(0, 255).byte() for part in parts]).cpu().numpy(), data.y)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from elle.data.phases import Timetable
-from elle.data.resident import Resident
-from elle.data.streaming import Streaming
+from elle.data.resident import TrainingImages
 from elle.engine.ranks import Ranks
 from elle.errors import InputError
 
@@ -16,7 +15,7 @@ class Batches:
 
     def __init__(
         self,
-        data: Resident | Streaming,
+        data: TrainingImages,
         timetable: Timetable,
         ranks: Ranks,
         *,

@@ -14,9 +14,8 @@ from elle.core.precision import Precision
 from elle.data.image_folder import filled_in, training_source
 from elle.data.phases import Phase, Timetable
 from elle.data.registry import dataset_statistics, load_dataset
-from elle.data.resident import Resident, to_tensors
+from elle.data.resident import TrainingImages, to_tensors
 from elle.data.sources import ImageSet, Split
-from elle.data.streaming import Streaming
 from elle.data.workers import usable_workers
 from elle.engine.batches import Batches
 from elle.engine.batchnorm import synchronise
@@ -108,7 +107,7 @@ def _own_workers(wanted: int | None, ranks: Ranks) -> int | None:
 
 def _source(
     config: Config, images: ImageSet, device: torch.device, workers: int | None, ranks: Ranks
-) -> tuple[Resident | Streaming, Split]:
+) -> tuple[TrainingImages, Split]:
     """The training images, and those held out."""
     return training_source(
         images.train,

@@ -16,8 +16,7 @@ from elle.core.controller import OnOff
 from elle.core.precision import Precision, autocast
 from elle.core.second_order import twice_differentiable
 from elle.core.subspace import flattened
-from elle.data.resident import Resident
-from elle.data.streaming import Streaming
+from elle.data.resident import TrainingImages
 from elle.engine import apart
 from elle.engine.alongside import Alongside
 from elle.engine.averaging import Average
@@ -50,7 +49,7 @@ class Step:
         self,
         model: nn.Module,
         method: Method,
-        data: Resident | Streaming,
+        data: TrainingImages,
         *,
         eps: float,
         momentum: float,

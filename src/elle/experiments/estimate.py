@@ -63,7 +63,9 @@ def _seconds(config: Config) -> float:
     if config.max_steps is not None:
         seen = min(seen, config.max_steps * (config.batch or 0))
     if config.phases:
-        step *= sum(phase.epochs * _area(phase.image_size) for phase in config.phases) / (config.epochs or 1)
+        # The speeds of sets without files are for their images' own size, the last phase's.
+        whole = 1.0 if config.image_size else _area(config.phases[-1].image_size)
+        step *= sum(phase.epochs * _area(phase.image_size) for phase in config.phases) / (config.epochs or 1) / whole
     evaluated = sum(_EVALUATION.get(name.strip(), 0) for name in config.final.split(",")) * _area(config.image_size)
     return step / 1000 * seen / 128 + evaluated * test * speed.evaluation
 
