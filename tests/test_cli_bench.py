@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 
+from elle.cli_bench import _write
 from elle.engine.bench import Setting, _Forward, _peak_bytes, _step, measure, with_ratios
 from elle.experiments.stacked_bars import StackedBars, draw_stacked_bars
 from elle.methods import METHODS, configured
@@ -22,7 +23,7 @@ def test_the_command_prints_a_row_a_method_and_writes_numbers_and_figure(elle, t
     assert [row["method"] for row in result["rows"]] == ["fgsm", "elle-a"]
     assert (result["model"], result["batch"], result["device"]) == ("small-cnn", 4, "cpu")
     numbers, figure = sorted(tmp_path.iterdir())
-    assert numbers.name.startswith("bench-small-cnn-cpu-torch")
+    assert numbers.name.startswith("bench-small-cnn-batch4-cpu-torch")
     assert json.loads(numbers.read_text()) == result
     assert "elle-a" in ElementTree.fromstring(figure.read_text()).find("{*}desc").text
     for row in result["rows"]:
@@ -34,6 +35,23 @@ def test_the_command_prints_a_row_a_method_and_writes_numbers_and_figure(elle, t
         assert sum(one["share"] for one in row["kernels"]) == pytest.approx(1, abs=0.01)  # each is rounded
         assert any("conv" in one["kernel"] for one in row["kernels"])
     assert result["rows"][0]["ratio"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({}, "bench-small-cnn-cpu-torch2.11.0"),
+        ({"batch": 512}, "bench-small-cnn-batch512-cpu-torch2.11.0"),
+        ({"precision": "bf16", "fused": "off"}, "bench-small-cnn-bf16-fused-off-cpu-torch2.11.0"),
+        ({"memory": "low", "penalty": "left out"}, "bench-small-cnn-low-left-out-cpu-torch2.11.0"),
+    ],
+)
+def test_numbers_of_other_settings_have_a_file_of_their_own(tmp_path, changed, name):
+    usual = {"batch": 8, "precision": "fp32"}
+    told = usual | {"memory": "auto", "penalty": "trained", "fused": "auto"} | changed
+    row = {"method": "fgsm", "forward_ms": 1.0, "backward_ms": 2.0}
+    files = _write(tmp_path, told | {"model": "small-cnn", "device": "cpu", "torch": "2.11.0+cu", "rows": [row]}, usual)
+    assert [file.name for file in files] == [f"{name}.json", f"{name}.svg"]
 
 
 def test_without_json_it_prints_a_table(elle):

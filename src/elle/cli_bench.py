@@ -86,7 +86,8 @@ def bench(
     else:
         _print(result)
     if out is not None:
-        for file in _write(out, result):
+        usual = Setting(where, pick_precision("auto", where))
+        for file in _write(out, result, {"batch": usual.images, "precision": usual.precision}):
             print(file, file=sys.stderr)
 
 
@@ -128,13 +129,18 @@ def measured_with(device: str, torch_version: str) -> str:
     return f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}-torch{torch_version.split('+')[0]}"
 
 
-def _write(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """bench-NETWORK-DEVICE-torchVERSION.json and .svg."""
+def _write(folder: Path, result: dict[str, Any], usual: dict[str, Any]) -> list[Path]:
+    """bench-NETWORK-DEVICE-torchVERSION.json and .svg; what is not as usual is named after the network."""
     from elle.experiments.stacked_bars import StackedBars, draw_stacked_bars
     from elle.files import write_json, write_text
 
-    told = (("memory", "auto", ""), ("penalty", "trained", ""), ("fused", "auto", "fused-"))
-    changed = [before + result[key].replace(" ", "-") for key, usual, before in told if result[key] != usual]
+    usual = usual | {"memory": "auto", "penalty": "trained", "fused": "auto"}
+    spelled = {"batch": "batch{}", "fused": "fused-{}"}
+    changed = [
+        spelled.get(key, "{}").format(str(result[key]).replace(" ", "-"))
+        for key in ("batch", "precision", "memory", "penalty", "fused")
+        if result[key] != usual[key]
+    ]
     name = "-".join(["bench", result["model"], *changed, measured_with(result["device"], result["torch"])])
     files = [folder / f"{name}.json", folder / f"{name}.svg"]
     rows = result["rows"]
