@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from elle.engine import checkpoint
 from elle.engine.loop import Watcher, train
 from elle.errors import InputError, WorkError
 from elle.files import write_json
+
+from .interrupting import signal_after_step
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(7), "c": torch.tensor([1, 2], dtype=torch.uint8)}
 HOLDER = """
@@ -34,7 +37,7 @@ def names(folder):
 
 
 def save_two(run):
-    return [checkpoint.save_checkpoint(run, step, TENSORS, {"history": []}) for step in (10, 20)]
+    return [checkpoint.take_checkpoint(run, step, TENSORS, {"history": []})() for step in (10, 20)]
 
 
 @pytest.fixture
@@ -136,7 +139,7 @@ def test_a_full_disk_while_a_line_is_appended_is_failed_work_not_a_crash(setting
 
 def test_only_the_last_two_checkpoints_are_kept(tmp_path):
     for step in (5, 900, 10, 123_456_789):
-        checkpoint.save_checkpoint(tmp_path, step, TENSORS, {})
+        checkpoint.take_checkpoint(tmp_path, step, TENSORS, {})()
     kept = [checkpoint.load_checkpoint(path)[1]["step"] for path in checkpoint.checkpoints(tmp_path)]
     assert kept == [900, 123_456_789]
 
@@ -144,6 +147,71 @@ def test_only_the_last_two_checkpoints_are_kept(tmp_path):
 def test_a_run_keeps_its_last_two_checkpoints(settings, tmp_path):
     train(settings("epochs=4", "batch=400"))
     assert names(tmp_path / "run" / "checkpoints") == ["step-00000009.safetensors", "step-00000012.safetensors"]
+
+
+def test_a_checkpoint_is_of_when_it_was_taken(tmp_path):
+    tensors, history = {"w": torch.zeros(3)}, [1]
+    write = checkpoint.take_checkpoint(tmp_path, 10, tensors, {"history": history})
+    tensors["w"].fill_(1.0)
+    history.append(2)
+    tensors, header = checkpoint.load_checkpoint(write())
+    assert tensors["w"].tolist() == [0.0, 0.0, 0.0]
+    assert header["history"] == [1]
+
+
+def slow_to_write(monkeypatch, may_go_on):
+    """Have each checkpoint wait for an event before it is written."""
+    take = checkpoint.take_checkpoint
+
+    def taken(*given):
+        write = take(*given)
+        return lambda: may_go_on.wait(30) and write()
+
+    monkeypatch.setattr(checkpoint, "take_checkpoint", taken)
+
+
+def test_a_run_trains_on_while_its_checkpoint_is_written(settings, tmp_path, monkeypatch):
+    trained_on, there = threading.Event(), []
+    slow_to_write(monkeypatch, trained_on)
+
+    def stepped(step):
+        there.append(names(tmp_path / "run" / "checkpoints") if (tmp_path / "run" / "checkpoints").exists() else [])
+        if step == 4:  # the first of the second epoch
+            trained_on.set()
+
+    train(settings("epochs=2", "batch=400"), watcher=Watcher(stepped=stepped))
+    assert there[:4] == [[]] * 4
+    assert names(tmp_path / "run" / "checkpoints") == ["step-00000003.safetensors", "step-00000006.safetensors"]
+    saved, _ = checkpoint.load_checkpoint(tmp_path / "run" / "checkpoints" / "step-00000003.safetensors")
+    assert int(saved["done"]) == 3
+
+
+def test_a_run_that_is_stopped_has_its_checkpoint_when_it_says_so(settings, tmp_path, monkeypatch):
+    may_go_on = threading.Event()
+    slow_to_write(monkeypatch, may_go_on)
+    later = threading.Timer(0.3, may_go_on.set)
+    later.start()
+    with pytest.raises(WorkError, match="everything is saved"):
+        train(settings("epochs=2", "batch=400"), watcher=signal_after_step(2, signal.SIGTERM))
+    assert names(tmp_path / "run" / "checkpoints") == ["step-00000002.safetensors"]
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_failed_work(settings, tmp_path, monkeypatch):
+    take = checkpoint.take_checkpoint
+
+    def no_room(path, content):
+        raise WorkError(f"could not write {path}: No space left on device")
+
+    def taken(run, step, *rest):
+        if step == 6:
+            monkeypatch.setattr(checkpoint, "write_atomically", no_room)
+        return take(run, step, *rest)
+
+    monkeypatch.setattr(checkpoint, "take_checkpoint", taken)
+    with pytest.raises(WorkError, match="step-00000006.safetensors: No space left"):
+        train(settings("epochs=2", "batch=400"))
+    assert not (tmp_path / "run" / "result.json").exists()
+    assert names(tmp_path / "run" / "checkpoints") == ["step-00000003.safetensors"]
 
 
 def assert_refused(path, older):
@@ -211,7 +279,7 @@ def test_an_older_checkpoint_that_cannot_be_read_either_is_not_offered(tmp_path)
 
 
 def test_without_an_older_checkpoint_the_error_says_so(tmp_path):
-    path = checkpoint.save_checkpoint(tmp_path, 10, TENSORS, {})
+    path = checkpoint.take_checkpoint(tmp_path, 10, TENSORS, {})()
     path.write_bytes(b"")
     with pytest.raises(InputError, match="there is no older one"):
         checkpoint.load_checkpoint(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
 
 def packed(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
     """The bytes of such a safetensors file."""
-    # Copies: two names may share storage, which the format refuses.
-    plain = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
-    return save(plain, metadata={_HEADER: json.dumps(header)})
+    return save(_copied(tensors), metadata={_HEADER: json.dumps(header)})
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as they are now, in main memory; two that share storage, which the format refuses, apart."""
+    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -67,14 +70,21 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted((run / "checkpoints").glob("step-*.safetensors"))
 
 
-def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
-    """Write the checkpoint of `step`, then delete all before it but the last."""
-    path = checkpoint_path(run, step)
-    write_tensors(path, tensors, {"kind": "checkpoint", "step": step} | dict(header))
-    # Those after it, of steps that a rollback undoes, are the rollback's to delete.
-    for old in [other for other in checkpoints(run) if other.name < path.name][: 1 - KEPT]:
-        old.unlink()
-    return path
+def take_checkpoint(
+    run: Path, step: int, tensors: Mapping[str, Tensor], header: Mapping[str, Any]
+) -> Callable[[], Path]:
+    """What writes the checkpoint of `step`, of all as it is now, and then deletes all before it but the last."""
+    path, copies = checkpoint_path(run, step), _copied(tensors)
+    text = json.dumps({"kind": "checkpoint", "step": step} | dict(header))
+
+    def write() -> Path:
+        write_atomically(path, save(copies, metadata={_HEADER: text}))
+        # Those after it, of steps that a rollback undoes, are the rollback's to delete.
+        for old in [other for other in checkpoints(run) if other.name < path.name][: 1 - KEPT]:
+            old.unlink()
+        return path
+
+    return write
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -324,6 +324,7 @@ class Run:
     def _save_unless_saved(self) -> None:
         if not self.files.saved(self.done):
             self.save()
+            self.files.settle()
 
     def _stop(self, signal_name: str) -> None:
         self._save_unless_saved()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,23 @@ def run_directory(config: Config) -> Path:
 
 
 class RunFiles:
-    """A run directory, as all ranks of the run see it."""
+    """A run directory, as all ranks of the run see it.
+
+    A checkpoint is written while the training goes on; whatever else concerns checkpoints waits for it first.
+    """
 
     def __init__(self, directory: Path, ranks: Ranks) -> None:
         self.directory, self.ranks = directory, ranks
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._written: Future[Path] | None = None
+        """The checkpoint that is being written, if there is one."""
 
     def open(self, held: contextlib.ExitStack, *, resume: bool, start_from: Path | None) -> Path | None:
         """Lock the directory until `held` is closed; returns the checkpoint to continue from, if there is one."""
 
         def opened() -> Path | None:
             held.enter_context(checkpoint.RunLock(self.directory))
+            held.callback(self._writer.shutdown)  # waits, while the folder is still held
             existing = checkpoint.checkpoints(self.directory)
             if existing and not resume and start_from is None:
                 raise InputError(
@@ -74,6 +82,7 @@ class RunFiles:
 
     def cut(self, step: int, epoch: int, history: list[Any], readings: list[Any] | None) -> None:
         """Leave nothing of what comes after this step, which is in this epoch, counted from 0."""
+        self.settle()
         if not self.ranks.first:
             return
         write_lines(self.directory / "metrics.jsonl", history)
@@ -87,15 +96,31 @@ class RunFiles:
 
     def saved(self, step: int) -> bool:
         """Whether there is a checkpoint of this step."""
-        return self.ranks.from_first(checkpoint.checkpoint_path(self.directory, step).exists)
+
+        def there() -> bool:
+            self._wait()
+            return checkpoint.checkpoint_path(self.directory, step).exists()
+
+        return self.ranks.from_first(there)
 
     def save(self, step: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-        """Write a checkpoint; the other ranks wait, and end with the first where it cannot."""
+        """Begin to write a checkpoint of what the tensors and the header hold now."""
 
-        def write() -> None:
-            checkpoint.save_checkpoint(self.directory, step, tensors, header)
+        def begin() -> None:
+            self._wait()
+            write = checkpoint.take_checkpoint(self.directory, step, tensors, header)
+            self._written = self._writer.submit(write)
 
-        self.ranks.from_first(write)
+        self.ranks.from_first(begin)
+
+    def settle(self) -> None:
+        """Wait for the checkpoint that is being written; where it could not be, all ranks end with the first."""
+        self.ranks.from_first(self._wait)
+
+    def _wait(self) -> None:
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
 
     def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """A checkpoint's tensors and header, for every rank."""
@@ -112,6 +137,7 @@ class RunFiles:
 
     def write_network(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         """Write the trained network; where another is there, result.json, which is about that one, is deleted first."""
+        self.settle()
         path = self.directory / "model.safetensors"
         if self.ranks.first:
             content = checkpoint.packed(tensors, header)
