@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TextIO
 
@@ -16,12 +17,19 @@ from elle.errors import InputError, WorkError
 
 
 def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file in one step."""
+    with atomically(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def atomically(path: Path) -> Iterator[BinaryIO]:
     """Write beside the target, flush to the disk, rename: a reader sees the old file or the new one, never half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

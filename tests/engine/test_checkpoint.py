@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load, save_file
 
 from elle.engine import checkpoint
 from elle.engine.loop import Watcher, train
@@ -68,6 +69,13 @@ def test_tensors_and_header_read_back_as_written(tmp_path):
     assert read_header == header
 
 
+def test_the_library_reads_tensors_of_every_type_and_shape():
+    ramp = torch.arange(-3, 9)
+    tensors = {f"{kind}": ramp.to(kind).view(3, 4) for kind in checkpoint._KINDS}
+    tensors |= {"none": torch.empty(0, 3), "one": torch.tensor(2.5, dtype=torch.float64), "odd": torch.ones(3).bool()}
+    torch.testing.assert_close(load(checkpoint.packed(tensors, {})), tensors, rtol=0, atol=0)
+
+
 def test_tensors_that_share_storage_are_written_in_full(tmp_path):
     base = torch.arange(4.0)
     checkpoint.write_tensors(tmp_path / "x", {"all": base, "part": base[1:3], "turned": base.view(2, 2).T}, {})
@@ -108,10 +116,17 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_temporary(tmp_path, mon
 
 
 def test_a_full_disk_ends_the_run_with_its_older_checkpoint_intact(settings, tmp_path, no_large_files):
-    config = settings("epochs=2")
+    config, folder = settings("epochs=2"), tmp_path / "run" / "checkpoints"
+
+    def stepped(step):
+        if step == 36:
+            until = time.monotonic() + 30
+            while not (folder / "step-00000018.safetensors").exists() and time.monotonic() < until:
+                time.sleep(0.01)
+            no_large_files()
+
     with pytest.raises(WorkError, match=r"could not write .*step-00000036.*File too large"):
-        train(config, watcher=Watcher(recorded=lambda record: no_large_files()))
-    folder = tmp_path / "run" / "checkpoints"
+        train(config, watcher=Watcher(stepped=stepped))
     assert names(folder) == ["step-00000018.safetensors"]
     assert checkpoint.load_checkpoint(folder / "step-00000018.safetensors")[1]["step"] == 18
 
@@ -199,12 +214,12 @@ def test_a_run_that_is_stopped_has_its_checkpoint_when_it_says_so(settings, tmp_
 def test_a_last_checkpoint_that_cannot_be_written_is_failed_work(settings, tmp_path, monkeypatch):
     take = checkpoint.take_checkpoint
 
-    def no_room(path, content):
+    def no_room(path):
         raise WorkError(f"could not write {path}: No space left on device")
 
     def taken(run, step, *rest):
         if step == 6:
-            monkeypatch.setattr(checkpoint, "write_atomically", no_room)
+            monkeypatch.setattr(checkpoint, "atomically", no_room)
         return take(run, step, *rest)
 
     monkeypatch.setattr(checkpoint, "take_checkpoint", taken)

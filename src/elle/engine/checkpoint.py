@@ -6,19 +6,33 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from elle.errors import InputError
-from elle.files import FolderLock, write_atomically
+from elle.files import FolderLock, atomically, write_atomically
 
 KEPT = 2
 """Checkpoints kept in a run directory: the newest, and the one before in case it cannot be read."""
 _HEADER = "elle"
+_KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What the format calls the types of tensors."""
 _LEFT_OVER = re.compile(r"\.(\d+)\.part(\.\w+)?$")
 """How the name ends under which `write_atomically` or, with the ending of its format, an export begins a file."""
 
@@ -30,12 +44,34 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
 
 def packed(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
     """The bytes of such a safetensors file."""
-    return save(_copied(tensors), metadata={_HEADER: json.dumps(header)})
+    file = BytesIO()
+    _write(file, _copied(tensors), json.dumps(header))
+    return file.getvalue()
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as they are now, in main memory; two that share storage, which the format refuses, apart."""
+    """The tensors as they are now, in main memory."""
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
+
+
+def _write(file: BinaryIO, tensors: Mapping[str, Tensor], header: str) -> None:
+    """The safetensors format, one tensor after the other.
+
+    The library's own `save` copies all of them while it holds Python's lock, and a training that goes on would wait.
+    """
+    # The widest first, so that each begins at a multiple of its own width.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    about: dict[str, Any] = {"__metadata__": {_HEADER: header}}
+    end = 0
+    for name in names:
+        begin, end = end, end + tensors[name].nbytes
+        kind, shape = _KINDS[tensors[name].dtype], list(tensors[name].shape)
+        about[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(about).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in names:
+        file.write(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -78,7 +114,8 @@ def take_checkpoint(
     text = json.dumps({"kind": "checkpoint", "step": step} | dict(header))
 
     def write() -> Path:
-        write_atomically(path, save(copies, metadata={_HEADER: text}))
+        with atomically(path) as file:
+            _write(file, copies, text)
         # Those after it, of steps that a rollback undoes, are the rollback's to delete.
         for old in [other for other in checkpoints(run) if other.name < path.name][: 1 - KEPT]:
             old.unlink()
