@@ -32,7 +32,7 @@ from elle.files import write_json, write_text
 
 FILE = Path(__file__).parents[1] / "results" / "short.json"
 KEYS = ("data", "model", "method", "seed", "schedule", "epochs")
-NUMBERS = ("clean", "pgd-20", "autoattack", "seconds")
+NUMBERS = ("clean", "pgd-20", "autoattack", "seconds", "seconds per epoch")
 ASIDE = {"root", "out", "device", "workers", "track", "eval_every", "probe_every", "final"}
 """Keys that say nothing of the network that comes out, nor of how it was computed."""
 Run = dict[str, Any]

@@ -25,7 +25,8 @@ def measured_run(path, method, seed, autoattack=None, *others, fall=None):
     run = run_directory(path, *words, fall=fall)
     test = {"clean": 0.8, "pgd-20": 0.48} | ({} if autoattack is None else {"autoattack": autoattack})
     entries = {name: {"accuracy": value, "total": 10_000} for name, value in test.items()}
-    result = {"collapse_epoch": None, "steps": 60, "test": entries, "device": "NVIDIA H200", "train_seconds": 100.0}
+    result = {"collapse_epoch": None, "steps": 60, "test": entries, "device": "NVIDIA H200"}
+    result |= {"train_seconds": 100.0, "seconds_per_epoch": 3.25}
     (run / "result.json").write_text(json.dumps(result))
     return run
 
@@ -48,6 +49,8 @@ def test_runs_are_gathered_in_several_goes_and_stand_beside_the_paper_s(module, 
     assert [(run["method"], run["seed"]) for run in json.loads(file.read_text())["runs"]] == [
         *(("elle-a", 0), ("elle-a", 1), ("fgsm", 0), ("n-fgsm", 0)),
     ]
+    kept = json.loads(file.read_text())["runs"][0]
+    assert (kept["autoattack"], kept["seconds"], kept["seconds per epoch"]) == (44.2, 100.0, 3.25)
     text = page.read_text()
     assert text.startswith("# Page\n\n<!-- results -->\n| data |")
     assert text.endswith("<!-- /results -->\n\nThe end.\n")
