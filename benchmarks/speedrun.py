@@ -9,6 +9,8 @@ has a process of its own, alone on the GPU. Its `seconds` are those of `loading`
 on the device) and of `training`, all epochs; not those of evaluation, checkpoints and Python's own start. `warm_up`, a
 part of the training, are the first four steps: libraries, the choice of kernels, and the capture of the CUDA graph,
 the same however long one trains. (A penalty left out at some steps makes a second graph, captured a few steps later.)
+Triton's kernels are compiled once a machine, which takes longer; on a GPU a few steps before a setting's first run see
+to it.
 
 A training that was cut is made again from the start, as its seconds would be wrong; an evaluation goes on where it
 was; what has finished, here or in the saved file, is not made again. --save writes benchmarks/results/speedrun-*.json
@@ -84,15 +86,27 @@ def train_timed(file: Path, directory: Path) -> None:
     write_json(directory / TIMES, {name: round(value, 3) for name, value in times.items()})
 
 
+def compile_kernels(config: Config, folder: Path) -> None:
+    """Train a few steps and throw them away: what Triton compiles stays in its cache, for all runs after."""
+    directory = folder / "compiling"
+    shutil.rmtree(directory, ignore_errors=True)
+    train_alone(config.model_copy(update={"max_steps": 5}), directory)
+    shutil.rmtree(directory)
+
+
+def train_alone(config: Config, directory: Path) -> None:
+    file = directory.with_name(f"{directory.name}.toml")
+    write_text(file, config.to_toml())
+    _call([str(Path(__file__)), "--one", str(file), "--runs", str(directory)], directory)
+
+
 def make(config: Config, directory: Path, attack: str) -> None:
     """Train, unless that has been done to its end; then attack, going on where that was cut."""
     if is_running(directory):
         raise InputError(f"{directory} is in use by another process; wait for it")
     if not (directory / TIMES).exists():
         shutil.rmtree(directory, ignore_errors=True)
-        file = directory.with_name(f"{directory.name}.toml")
-        write_text(file, config.to_toml())
-        _call([str(Path(__file__)), "--one", str(file), "--runs", str(directory)], directory)
+        train_alone(config, directory)
     if attacked(directory, attack) is None:
         root = ["--root", config.root] if config.root else []
         _call(["-m", "elle", "evaluate", str(directory), "--attack", attack, "--resume", *root], directory)
@@ -212,7 +226,7 @@ def main(words: Sequence[str] | None = None) -> None:
     until = time.monotonic() + args.limit
     found = settings(args.recipe, args.changes, args.root, args.runs)
     known = {run["id"]: run for run in (saved(result_file("speedrun")) if args.save else [])}
-    runs = []
+    runs, uncompiled = [], set(found if torch.cuda.is_available() else [])
     for setting, config in in_turn(found, args.seeds):
         new = known.get(run_id(config))
         if new is None or not set(args.attack.split(",")) <= new["accuracy"].keys():
@@ -220,6 +234,9 @@ def main(words: Sequence[str] | None = None) -> None:
                 print("the time is up; the same command goes on")
                 break
             directory = args.runs / run_name(config)
+            if setting in uncompiled and not (directory / TIMES).exists():
+                compile_kernels(config, args.runs)
+                uncompiled.remove(setting)
             make(config, directory, args.attack)
             new = entry(setting, config, directory, args.attack)
             if args.save:

@@ -108,6 +108,15 @@ def test_what_was_cut_is_made_again_and_what_has_finished_is_not(speedrun, words
         assert checkpoints(directory)
 
 
+def test_what_compiles_the_kernels_trains_a_few_steps_and_leaves_nothing(speedrun, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(speedrun, "_call", in_this_process(speedrun, lambda moment: trained.append(ends(tmp_path))))
+    trained = []
+    (config,) = speedrun.settings(words[1], ["epochs=9"], None, tmp_path / "runs").values()
+    speedrun.compile_kernels(config, tmp_path / "runs")
+    assert [len(found) for found in trained] == [0, 1]  # before and after
+    assert not list((tmp_path / "runs").glob("*/"))
+
+
 def test_settings_of_other_lengths_make_one_curve(speedrun):
     def run(setting, seed, seconds, accuracy):
         times = {"seconds": seconds, "loading": 1.0, "training": seconds - 1, "warm_up": 0.5}
