@@ -256,11 +256,15 @@ def _interrupted(items: list[Item], folder: Path) -> None:
 
 
 def _conclude(items: list[Item], store: ObjectPath | None) -> None:
+    from elle.experiments.training import LOG
+
     failed = [item for item in items if item.state == "failed"]
     if failed:
+        log = failed[0].path / LOG
+        where = f"the log is in {log}; " if log.is_file() else ""  # what could not be started has none
         raise WorkError(
-            f"{len(failed)} of {_runs(len(items))} failed, first {failed[0].name}: {failed[0].said}; the log is in "
-            f"{failed[0].path / 'train.log'}; the same command tries again what has not finished"
+            f"{len(failed)} of {_runs(len(items))} failed, first {failed[0].name}: {failed[0].said}; {where}the same "
+            f"command tries again what has not finished"
         )
     if store and store.problem:
         raise store.problem

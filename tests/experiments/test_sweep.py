@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from elle.cli_sweep import _conclude
 from elle.config import load_config
-from elle.errors import InputError
+from elle.errors import InputError, WorkError
 from elle.experiments.local import LocalExecutor
 from elle.experiments.parcel import pack, unpack
+from elle.experiments.ray_cluster import RayExecutor
 from elle.experiments.recipe import load_recipe
 from elle.experiments.rundir import open_run
 from elle.experiments.sweep import Item, chosen_runs, link_runs, plan, run_name, run_sweep
@@ -248,6 +251,26 @@ def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path, elle, monkeypatch
     outcome = elle("sweep", "tiny.toml", "--on", "ray", "--address", "127.0.0.1:1")
     assert outcome.code == 2
     assert outcome.err.startswith("elle: no Ray cluster at 127.0.0.1:1 (")
+
+
+def test_a_node_without_elle_is_told_so(tmp_path, monkeypatch):
+    class RayTaskError(Exception):
+        cause = RuntimeError(
+            "The remote function failed to import on the worker, which has the sys.path ['/', ...]:\n\n"
+            "Traceback (most recent call last):\nModuleNotFoundError: No module named 'elle'\n"
+        )
+
+    def get(message):
+        raise RayTaskError
+
+    kinds = SimpleNamespace(RayTaskError=RayTaskError, RayError=OSError)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", kinds)
+    executor = object.__new__(RayExecutor)
+    executor.ray = SimpleNamespace(get=get)
+    item = Item(load_config(["data=digits"]), tmp_path)
+    assert executor._next(iter([None]), item) == [
+        (item, "on its node: ModuleNotFoundError: No module named 'elle'"),
+    ]
 
 
 class Fake:
@@ -493,6 +516,11 @@ def test_a_folder_that_cannot_be_used_stops_no_other_run(tmp_path):
     assert "Not a directory" in items[0].said or "File exists" in items[0].said
     assert "train.log" in items[1].said
     assert "no_such_module" in items[2].said
+    with pytest.raises(WorkError) as nothing_started:
+        _conclude(items, None)
+    assert "the log is in" not in str(nothing_started.value)
+    with pytest.raises(WorkError, match=re.escape(f"the log is in {items[2].path / 'train.log'}; the same command")):
+        _conclude(items[2:], None)
 
 
 def test_a_damaged_record_is_said_of_its_run_and_stops_no_other(tmp_path):

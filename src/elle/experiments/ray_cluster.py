@@ -109,7 +109,9 @@ class RayExecutor:
         try:
             message = self.ray.get(next(stream))
         except RayTaskError as problem:
-            return [(item, f"on its node: {first_line(problem.cause)}")]
+            # Where a node has no elle, the traceback of the import follows Ray's own words: what is missing comes last.
+            *_, last = [type(problem.cause).__name__, *str(problem.cause).strip().splitlines()]
+            return [(item, f"on its node: {last}")]
         except (RayError, StopIteration) as problem:
             return self._again(item, type(problem).__name__)
         item.state = "running"
