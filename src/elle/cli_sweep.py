@@ -250,8 +250,8 @@ def _print_plan(items: list[Item], folder: Path, as_json: bool) -> None:
 def _interrupted(items: list[Item], folder: Path) -> None:
     finished = sum(item.state == "finished" for item in items)
     raise Interrupted(
-        f"interrupted: {finished} of {_runs(len(items))} finished, what was begun is saved in {folder}; "
-        f"go on with the same command"
+        f"interrupted: {finished} of {_runs(len(items))} finished; the same command goes on from what is saved in "
+        f"{folder}"
     )
 
 

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from elle.cli_sweep import _conclude
+from elle.cli_sweep import _conclude, _interrupted
 from elle.config import load_config
-from elle.errors import InputError, WorkError
+from elle.errors import InputError, Interrupted, WorkError
 from elle.experiments.local import LocalExecutor
 from elle.experiments.parcel import pack, unpack
 from elle.experiments.ray_cluster import RayExecutor
@@ -338,6 +338,16 @@ def test_an_interrupt_stops_the_children_and_keeps_the_order(tmp_path):
         run_sweep(items, executor, lambda item: None, pause=0)
     assert executor.stopped
     assert [item.state for item in items] == ["finished", "stopped", "waiting"]
+
+
+def test_an_interrupted_sweep_says_no_more_than_that_it_goes_on_from_what_is_saved(tmp_path):
+    """On a cluster what was begun since a run last came back is not saved."""
+    items = items_in(tmp_path)
+    items[0].state = "finished"
+    with pytest.raises(Interrupted) as told:
+        _interrupted(items, tmp_path)
+    words = f"interrupted: 1 of 3 runs finished; the same command goes on from what is saved in {tmp_path}"
+    assert str(told.value) == words
 
 
 def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys):

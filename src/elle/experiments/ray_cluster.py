@@ -11,7 +11,6 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def train_remotely(name: str, values: dict[str, Any], parcel: bytes, every: floa
                     sent, sent_at = newest, time.monotonic()
             yield {"parcel": pack(path), "reason": outcome(path, process.returncode), "ended": True}
         finally:
-            if process.poll() is None:  # the sweep was stopped: the run ends its step and saves itself
+            if process.poll() is None:  # what the run has written cannot be packed or sent
                 process.terminate()
                 process.wait()
 
@@ -128,8 +127,5 @@ class RayExecutor:
         return []
 
     def stop(self) -> None:
-        """Cancel the tasks, which end their runs; what has come back stays."""
-        for stream in self.running:
-            with suppress(Exception):  # a task that has just ended, or a cluster that is gone
-                self.ray.cancel(stream)
+        """Leave the cluster, which ends our tasks and with them their runs; what has come back stays."""
         self.ray.shutdown()
