@@ -273,6 +273,17 @@ def test_a_node_without_elle_is_told_so(tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "told"), [(0, ""), (1, "no node of the cluster has what a run asks for (2 CPU, 1 GPU); the runs wait\n")]
+)
+def test_what_no_node_has_is_told_as_the_runs_would_wait_without_a_word(monkeypatch, capsys, gpus, told):
+    nodes = [{"Alive": True, "Resources": {"CPU": 4.0}}, {"Alive": False, "Resources": {"CPU": 4.0, "GPU": 8.0}}]
+    cluster = SimpleNamespace(init=lambda **_: None, nodes=lambda: nodes, remote=lambda **_: lambda task: task)
+    monkeypatch.setitem(sys.modules, "ray", cluster)
+    RayExecutor("auto", cpus=2, gpus=gpus, retries=3)
+    assert capsys.readouterr().err.removeprefix("elle: ") == told
+
+
 class Fake:
     """An executor whose runs end at once, or never."""
 

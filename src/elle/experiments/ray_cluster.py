@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -76,12 +77,20 @@ class RayExecutor:
             raise InputError(f"no Ray cluster at {address} ({first}); start one with `ray start --head`") from None
         if gpus is None:
             gpus = 1.0 if self.ray.cluster_resources().get("GPU") else 0.0
+        self._tell_of_want({"CPU": cpus, "GPU": gpus})
         self.slots, self.retries, self.every = slots or UNLIMITED, retries, every
         # We resubmit ourselves, with what has come back: Ray's own retry would begin at the first step.
         options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 0, "num_returns": "streaming"}
         self.task: Any = self.ray.remote(**options)(train_remotely)
         self.running: dict[Any, Item] = {}
         self.lost: dict[str, int] = {}
+
+    def _tell_of_want(self, needed: dict[str, float]) -> None:
+        """Say that no node has what a run asks for; a cluster that grows may still get one."""
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        if not any(all(node.get(kind, 0) >= count for kind, count in needed.items()) for node in nodes):
+            asked = ", ".join(f"{count:g} {kind}" for kind, count in needed.items())
+            print(f"elle: no node of the cluster has what a run asks for ({asked}); the runs wait", file=sys.stderr)
 
     def start(self, item: Item) -> None:
         item.path.mkdir(parents=True, exist_ok=True)
