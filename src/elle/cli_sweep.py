@@ -250,17 +250,21 @@ def _print_plan(items: list[Item], folder: Path, as_json: bool) -> None:
 def _interrupted(items: list[Item], folder: Path) -> None:
     finished = sum(item.state == "finished" for item in items)
     raise Interrupted(
-        f"interrupted: {finished} of {_runs(len(items))} finished, what was begun is saved in {folder}; "
-        f"go on with the same command"
+        f"interrupted: {finished} of {_runs(len(items))} finished; the same command goes on from what is saved in "
+        f"{folder}"
     )
 
 
 def _conclude(items: list[Item], store: ObjectPath | None) -> None:
+    from elle.experiments.training import LOG
+
     failed = [item for item in items if item.state == "failed"]
     if failed:
+        log = failed[0].path / LOG
+        where = f"the log is in {log}; " if log.is_file() else ""  # what could not be started has none
         raise WorkError(
-            f"{len(failed)} of {_runs(len(items))} failed, first {failed[0].name}: {failed[0].said}; the log is in "
-            f"{failed[0].path / 'train.log'}; the same command tries again what has not finished"
+            f"{len(failed)} of {_runs(len(items))} failed, first {failed[0].name}: {failed[0].said}; {where}the same "
+            f"command tries again what has not finished"
         )
     if store and store.problem:
         raise store.problem

@@ -333,3 +333,9 @@ def test_the_head_of_a_table_stays_with_its_rows_on_paper():
 def test_the_first_column_stands_still_on_paper():
     printed = render("t", "l", []).partition("@media print {")[2]
     assert "th:first-child { position: static; background: none }" in printed  # sticky, it covers the lines there
+
+
+def test_nine_methods_fit_on_a_page_of_paper():
+    """Figure 3's, whose last column was cut off: what does not fit on paper cannot be scrolled to."""
+    printed = render("t", "l", []).partition("@media print {")[2]
+    assert "th, td { padding: .4rem .5rem }" in printed

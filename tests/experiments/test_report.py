@@ -522,6 +522,16 @@ def test_only_accuracies_are_drawn_in_percent(folder):
     assert found["Clean"] == ("accuracy", True, f"On the test images. {band}")
 
 
+def test_what_was_looked_at_once_is_no_curve(tmp_path):
+    """Figure 15's runs are looked at after their last epoch alone."""
+    for epochs, drawn in ((1, []), (2, ["Multi-step accuracy while training, eps 0.2"])):
+        run_directory(tmp_path / str(epochs) / "run", "method=fgsm", epochs=epochs)
+        write_result(tmp_path / str(epochs) / "run", 40.0)
+        found = gather([str(tmp_path / str(epochs))])
+        titles = [figure.title for figure in report_figures(found, lay_out(found))]
+        assert [title for title in titles if "while training" in title] == drawn
+
+
 def test_accuracy_on_held_out_images_is_a_number_of_its_own(tmp_path):
     run = run_directory(tmp_path / "a", "method=fgsm", "validation=97")
     write_result(run, 50.0)

@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from elle.cli_sweep import _conclude, _interrupted
 from elle.config import load_config
-from elle.errors import InputError
+from elle.errors import InputError, Interrupted, WorkError
 from elle.experiments.local import LocalExecutor
 from elle.experiments.parcel import pack, unpack
+from elle.experiments.ray_cluster import RayExecutor
 from elle.experiments.recipe import load_recipe
 from elle.experiments.rundir import open_run
 from elle.experiments.sweep import Item, chosen_runs, link_runs, plan, run_name, run_sweep
@@ -250,6 +253,37 @@ def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path, elle, monkeypatch
     assert outcome.err.startswith("elle: no Ray cluster at 127.0.0.1:1 (")
 
 
+def test_a_node_without_elle_is_told_so(tmp_path, monkeypatch):
+    class RayTaskError(Exception):
+        cause = RuntimeError(
+            "The remote function failed to import on the worker, which has the sys.path ['/', ...]:\n\n"
+            "Traceback (most recent call last):\nModuleNotFoundError: No module named 'elle'\n"
+        )
+
+    def get(message):
+        raise RayTaskError
+
+    kinds = SimpleNamespace(RayTaskError=RayTaskError, RayError=OSError)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", kinds)
+    executor = object.__new__(RayExecutor)
+    executor.ray = SimpleNamespace(get=get)
+    item = Item(load_config(["data=digits"]), tmp_path)
+    assert executor._next(iter([None]), item) == [
+        (item, "on its node: ModuleNotFoundError: No module named 'elle'"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "told"), [(0, ""), (1, "no node of the cluster has what a run asks for (2 CPU, 1 GPU); the runs wait\n")]
+)
+def test_what_no_node_has_is_told_as_the_runs_would_wait_without_a_word(monkeypatch, capsys, gpus, told):
+    nodes = [{"Alive": True, "Resources": {"CPU": 4.0}}, {"Alive": False, "Resources": {"CPU": 4.0, "GPU": 8.0}}]
+    cluster = SimpleNamespace(init=lambda **_: None, nodes=lambda: nodes, remote=lambda **_: lambda task: task)
+    monkeypatch.setitem(sys.modules, "ray", cluster)
+    RayExecutor("auto", cpus=2, gpus=gpus, retries=3)
+    assert capsys.readouterr().err.removeprefix("elle: ") == told
+
+
 class Fake:
     """An executor whose runs end at once, or never."""
 
@@ -315,6 +349,16 @@ def test_an_interrupt_stops_the_children_and_keeps_the_order(tmp_path):
         run_sweep(items, executor, lambda item: None, pause=0)
     assert executor.stopped
     assert [item.state for item in items] == ["finished", "stopped", "waiting"]
+
+
+def test_an_interrupted_sweep_says_no_more_than_that_it_goes_on_from_what_is_saved(tmp_path):
+    """On a cluster what was begun since a run last came back is not saved."""
+    items = items_in(tmp_path)
+    items[0].state = "finished"
+    with pytest.raises(Interrupted) as told:
+        _interrupted(items, tmp_path)
+    words = f"interrupted: 1 of 3 runs finished; the same command goes on from what is saved in {tmp_path}"
+    assert str(told.value) == words
 
 
 def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys):
@@ -493,6 +537,11 @@ def test_a_folder_that_cannot_be_used_stops_no_other_run(tmp_path):
     assert "Not a directory" in items[0].said or "File exists" in items[0].said
     assert "train.log" in items[1].said
     assert "no_such_module" in items[2].said
+    with pytest.raises(WorkError) as nothing_started:
+        _conclude(items, None)
+    assert "the log is in" not in str(nothing_started.value)
+    with pytest.raises(WorkError, match=re.escape(f"the log is in {items[2].path / 'train.log'}; the same command")):
+        _conclude(items[2:], None)
 
 
 def test_a_damaged_record_is_said_of_its_run_and_stops_no_other(tmp_path):

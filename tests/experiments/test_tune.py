@@ -189,6 +189,20 @@ def test_a_worker_that_meets_another_while_the_database_is_made_asks_again(tmp_p
     assert len(optuna_search(digits(10.0, 1000.0), 1, tmp_path, Trainer(), trials=2)) == 2
 
 
+def test_a_search_that_is_interrupted_goes_on_with_the_same_weight(tmp_path):
+    pytest.importorskip("optuna")
+    tried = []
+
+    def interrupted(config):
+        tried.append(config.weight)
+        raise WorkError("stopped by SIGINT")
+
+    with pytest.raises(WorkError, match="SIGINT"):
+        optuna_search(digits(100.0, 1000.0), 1, tmp_path, interrupted, trials=3)
+    found = optuna_search(digits(100.0, 1000.0), 1, tmp_path, Trainer(), trials=1)
+    assert [trial.weight for trial in found] == tried
+
+
 def test_means_over_different_numbers_of_seeds_are_not_compared(tmp_path):
     pytest.importorskip("optuna")
     setting = digits(100.0, 1000.0)

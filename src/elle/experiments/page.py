@@ -91,6 +91,7 @@ footer p { margin: .4rem 0 }
   .charts { grid-template-columns: 1fr 1fr; gap: 1.5rem 2rem }
   .chart text { font-size: 14px }
   .scroll { overflow: visible }
+  th, td { padding: .4rem .5rem }
   th:first-child { position: static; background: none }
   figure, tr { break-inside: avoid }
   h1, h2, caption, thead, tbody tr:first-child { break-after: avoid }

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def train_remotely(name: str, values: dict[str, Any], parcel: bytes, every: floa
                     sent, sent_at = newest, time.monotonic()
             yield {"parcel": pack(path), "reason": outcome(path, process.returncode), "ended": True}
         finally:
-            if process.poll() is None:  # the sweep was stopped: the run ends its step and saves itself
+            if process.poll() is None:  # what the run has written cannot be packed or sent
                 process.terminate()
                 process.wait()
 
@@ -77,12 +77,20 @@ class RayExecutor:
             raise InputError(f"no Ray cluster at {address} ({first}); start one with `ray start --head`") from None
         if gpus is None:
             gpus = 1.0 if self.ray.cluster_resources().get("GPU") else 0.0
+        self._tell_of_want({"CPU": cpus, "GPU": gpus})
         self.slots, self.retries, self.every = slots or UNLIMITED, retries, every
         # We resubmit ourselves, with what has come back: Ray's own retry would begin at the first step.
         options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 0, "num_returns": "streaming"}
         self.task: Any = self.ray.remote(**options)(train_remotely)
         self.running: dict[Any, Item] = {}
         self.lost: dict[str, int] = {}
+
+    def _tell_of_want(self, needed: dict[str, float]) -> None:
+        """Say that no node has what a run asks for; a cluster that grows may still get one."""
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        if not any(all(node.get(kind, 0) >= count for kind, count in needed.items()) for node in nodes):
+            asked = ", ".join(f"{count:g} {kind}" for kind, count in needed.items())
+            print(f"elle: no node of the cluster has what a run asks for ({asked}); the runs wait", file=sys.stderr)
 
     def start(self, item: Item) -> None:
         item.path.mkdir(parents=True, exist_ok=True)
@@ -109,7 +117,9 @@ class RayExecutor:
         try:
             message = self.ray.get(next(stream))
         except RayTaskError as problem:
-            return [(item, f"on its node: {first_line(problem.cause)}")]
+            # Where a node has no elle, the traceback of the import follows Ray's own words: what is missing comes last.
+            *_, last = [type(problem.cause).__name__, *str(problem.cause).strip().splitlines()]
+            return [(item, f"on its node: {last}")]
         except (RayError, StopIteration) as problem:
             return self._again(item, type(problem).__name__)
         item.state = "running"
@@ -126,8 +136,5 @@ class RayExecutor:
         return []
 
     def stop(self) -> None:
-        """Cancel the tasks, which end their runs; what has come back stays."""
-        for stream in self.running:
-            with suppress(Exception):  # a task that has just ended, or a cluster that is gone
-                self.ray.cancel(stream)
+        """Leave the cluster, which ends our tasks and with them their runs; what has come back stays."""
         self.ray.shutdown()

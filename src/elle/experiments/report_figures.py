@@ -126,7 +126,7 @@ def _curve(label: str, setting: Setting, column: str | None) -> Series | None:
             if name is not None and record.get(name) is not None:
                 by_epoch.setdefault(int(record["epoch"]), []).append(record[name])
     whole = {epoch: values for epoch, values in sorted(by_epoch.items()) if len(values) == len(setting.runs)}
-    if not whole:
+    if len(whole) < 2:  # looked at after the last epoch alone
         return None
     spread = [statistics.stdev(values) for values in whole.values()] if len(setting.runs) > 1 else []
     return Series(label, list(whole), [statistics.fmean(values) for values in whole.values()], spread)

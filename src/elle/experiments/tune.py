@@ -169,7 +169,12 @@ def optuna_search(
     low, high = min(setting.weights), max(setting.weights)
 
     def objective(proposal: optuna.Trial) -> float:
-        trial = try_weight(setting, proposal.suggest_float("weight", low, high, log=True), seeds, out, train)
+        weight = proposal.suggest_float("weight", low, high, log=True)
+        try:
+            trial = try_weight(setting, weight, seeds, out, train)
+        except (WorkError, KeyboardInterrupt):  # whoever searches next goes on with what is trained of it
+            study.enqueue_trial({"weight": weight})
+            raise
         if trial.score is None:
             proposal.set_user_attr("verdict", trial.verdict)
             raise optuna.TrialPruned(trial.verdict)
