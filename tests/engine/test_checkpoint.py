@@ -76,6 +76,18 @@ def test_the_library_reads_tensors_of_every_type_and_shape():
     torch.testing.assert_close(load(checkpoint.packed(tensors, {})), tensors, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [torch.complex64, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2],
+    ids=str,
+)
+def test_the_library_reads_what_a_network_of_the_user_s_may_hold(kind):
+    value = torch.arange(6).to(kind).view(2, 3)
+    read = load(checkpoint.packed({"x": value}, {}))["x"]
+    assert (read.dtype, read.shape) == (kind, value.shape)
+    assert torch.equal(read.view(torch.uint8), value.view(torch.uint8))
+
+
 def test_tensors_that_share_storage_are_written_in_full(tmp_path):
     base = torch.arange(4.0)
     checkpoint.write_tensors(tmp_path / "x", {"all": base, "part": base[1:3], "turned": base.view(2, 2).T}, {})
