@@ -143,6 +143,19 @@ def test_a_full_disk_ends_the_run_with_its_older_checkpoint_intact(settings, tmp
     assert checkpoint.load_checkpoint(folder / "step-00000018.safetensors")[1]["step"] == 18
 
 
+def test_a_run_whose_checkpoint_cannot_be_written_ends_before_it_has_trained_another_epoch(
+    settings, tmp_path, monkeypatch
+):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "_write", full)
+    with pytest.raises(WorkError, match=r"could not write .*step-00000018.*No space left"):
+        train(settings("epochs=2"), watcher=Watcher(stepped=lambda step: time.sleep(0.3 * (step == 19))))
+    (stop,) = (json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines())
+    assert 18 <= stop["step"] <= 20
+
+
 def test_a_run_stopped_by_a_full_disk_can_be_resumed(settings, monkeypatch):
     config = settings("epochs=2")
 
