@@ -261,6 +261,14 @@ def test_words_override_a_file(write):
     assert (config.method, config.lr, config.epochs, config.seed) == ("fgsm", 0.2, 3, 5)
 
 
+def test_phases_in_a_word_replace_the_epochs_and_the_batch_of_a_file(write):
+    file = write('data = "cifar10"\nepochs = 20\nbatch = 256\nlr = 0.3')
+    config = load_config(["phases=4:24:512,6:32:128"], file).resolved()
+    assert (config.epochs, config.batch, config.lr) == (10, 512, 0.3)
+    with pytest.raises(InputError, match="means epochs=10; leave epochs out"):
+        load_config(["phases=4:24:512,6:32:128", "epochs=20"], file)
+
+
 @pytest.mark.parametrize(
     ("word", "part", "value"),
     [

@@ -362,6 +362,8 @@ def load_config(words: Sequence[str], file: Path | None = None) -> Config:
     words_values = parse_words(words)
     if "method" in words_values and "method" in values:
         words_values["method"] = _merged(_table(values["method"]), _table(words_values["method"]))
+    if "phases" in words_values:  # which say how many epochs and of what batch, instead of the file's
+        values = {key: value for key, value in values.items() if key not in ("epochs", "batch")}
     return parse_config(values | words_values)
 
 

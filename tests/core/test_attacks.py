@@ -3,6 +3,7 @@
 import functools
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -361,6 +362,13 @@ def test_a_step_where_random_points_agree_is_as_long_in_l2_as_alpha_says():
     model, x, y = linear_case()
     x_adv = SignStep(alpha=0.5, noise=1, agree=3, norm="l2")(model, x, y, EPS)
     assert length(x_adv - x, "l2").tolist() == pytest.approx([EPS / 2] * len(x), rel=1e-4)
+
+
+def test_steps_may_be_numpy_s_as_those_of_an_array_are(model, data):
+    torch.manual_seed(0)
+    expected = pgd(model, *data, EPS, steps=3)
+    torch.manual_seed(0)
+    assert torch.equal(pgd(model, *data, EPS, steps=np.arange(4)[3]), expected)
 
 
 @pytest.mark.parametrize("fields", [{"steps": 2}, {"zero": 0.5}, {"frank_wolfe": True}])

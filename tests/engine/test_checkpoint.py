@@ -76,6 +76,18 @@ def test_the_library_reads_tensors_of_every_type_and_shape():
     torch.testing.assert_close(load(checkpoint.packed(tensors, {})), tensors, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [torch.complex64, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2],
+    ids=str,
+)
+def test_the_library_reads_what_a_network_of_the_user_s_may_hold(kind):
+    value = torch.arange(6).to(kind).view(2, 3)
+    read = load(checkpoint.packed({"x": value}, {}))["x"]
+    assert (read.dtype, read.shape) == (kind, value.shape)
+    assert torch.equal(read.view(torch.uint8), value.view(torch.uint8))
+
+
 def test_tensors_that_share_storage_are_written_in_full(tmp_path):
     base = torch.arange(4.0)
     checkpoint.write_tensors(tmp_path / "x", {"all": base, "part": base[1:3], "turned": base.view(2, 2).T}, {})
@@ -129,6 +141,19 @@ def test_a_full_disk_ends_the_run_with_its_older_checkpoint_intact(settings, tmp
         train(config, watcher=Watcher(stepped=stepped))
     assert names(folder) == ["step-00000018.safetensors"]
     assert checkpoint.load_checkpoint(folder / "step-00000018.safetensors")[1]["step"] == 18
+
+
+def test_a_run_whose_checkpoint_cannot_be_written_ends_before_it_has_trained_another_epoch(
+    settings, tmp_path, monkeypatch
+):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "_write", full)
+    with pytest.raises(WorkError, match=r"could not write .*step-00000018.*No space left"):
+        train(settings("epochs=2"), watcher=Watcher(stepped=lambda step: time.sleep(0.3 * (step == 19))))
+    (stop,) = (json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines())
+    assert 18 <= stop["step"] <= 20
 
 
 def test_a_run_stopped_by_a_full_disk_can_be_resumed(settings, monkeypatch):

@@ -164,6 +164,11 @@ def test_phases_of_images_that_are_not_square_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_padding_that_is_too_much_is_told_as_it_was_given(tmp_path):
+    with pytest.raises(InputError, match="crop=17 is more padding than images of 16 x 16 pixels have"):
+        train(load_config(words_of_arrays(arrays(tmp_path), tmp_path / "run", "crop=17", "phases=2:8:4,2:24:3")))
+
+
 @pytest.mark.parametrize("decay_norm", [True, False])
 def test_decay_spares_batchnorm_and_biases_if_asked(decay_norm):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2), torch.nn.Linear(2, 2))

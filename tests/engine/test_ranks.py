@@ -1,5 +1,6 @@
 """Two ranks train as one process with the same batch, stop together, and continue as one another."""
 
+import errno
 import importlib
 import json
 import os
@@ -130,6 +131,9 @@ def worker(rank, folder):
             loss = CrossEntropy.__call__
             patch.setattr(CrossEntropy, "__call__", lambda *given: [value * torch.nan for value in loss(*given)])
         said["nan"] = interrupted(lambda: train(configuration(f"{folder}/nan", "fgsm", "max_steps=25")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "_write", full_disk)
+        said["full"] = interrupted(lambda: train(configuration(f"{folder}/full", "fgsm", "epochs=2", "max_steps=40")))
     train(configuration(f"{folder}/local", "elle-a", "sync_bn=false"))
     said["average"] = [torch.full((2,), float(rank)), torch.full((1, 3), 10.0 * rank)]
     Ranks(rank, 2).average(said["average"])
@@ -159,6 +163,10 @@ def signalled_while_waiting(rank, folder):
     in_time = heard.exists()
     dist.barrier(group=control)  # the second rank's message is still under way
     return in_time
+
+
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def interrupt():
@@ -334,6 +342,13 @@ def test_a_signal_to_one_rank_stops_both_at_the_same_step(two):
     # Not by `elle train` alone, which would be one process: these were started otherwise.
     saved = "everything is saved; continue with the same command and --resume"
     assert said[0] == f"stopped by SIGTERM at step 8 of {STEPS}; {saved}"
+
+
+def test_a_checkpoint_that_cannot_be_written_stops_both_at_the_same_step(two):
+    for rank in range(2):
+        assert "step-00000025.safetensors: No space left" in torch.load(two / f"rank-{rank}.pt")["full"]
+    (stop,) = (json.loads(line) for line in (two / "full" / "events.jsonl").read_text().splitlines())
+    assert stop["step"] in (25, 32)
 
 
 def test_a_rank_that_waits_for_another_hears_a_signal(two):

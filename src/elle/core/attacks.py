@@ -218,7 +218,7 @@ def one_radius(eps: float | Tensor, norm: str = "linf", allow_zero: bool = False
 
 
 def check_count(name: str, value: int) -> None:
-    if not (isinstance(value, int) and value >= 1):
+    if not (isinstance(value, numbers.Integral) and value >= 1):
         raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")
 
 

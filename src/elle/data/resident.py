@@ -61,13 +61,17 @@ def epoch_order(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch,))).permutation(count)
 
 
+def _check_crop(crop: int, height: int, width: int) -> None:
+    if crop > min(height, width):
+        raise InputError(f"crop={crop} is more padding than images of {height} x {width} pixels have; use less")
+
+
 class Resident:
     """A whole training set on the device as uint8; batches are cropped, flipped and converted there."""
 
     def __init__(self, data: Split, device: torch.device | str, crop: int = 0, flip: bool = False) -> None:
         height, width = data.x.shape[2:]
-        if crop > min(height, width):
-            raise InputError(f"crop={crop} is more padding than images of {height} x {width} pixels have; use less")
+        _check_crop(crop, height, width)
         self.crop = crop
         self.flip = flip
         # A batch comes in the layout of the set; convolutions on a GPU are fastest with the channels last.
@@ -115,6 +119,7 @@ class ResidentInPhases:
         height, width = data.x.shape[2:]
         if height != width:
             raise InputError(f"phases are of square images, and these are {height} x {width} pixels; leave phases out")
+        _check_crop(crop, height, width)
         self.timetable = timetable
         self.of_size = {
             size: Resident(resized(data, size, device), device, round(crop * size / width), flip)

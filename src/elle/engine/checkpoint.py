@@ -31,6 +31,13 @@ _KINDS = {
     torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
+    # Of a user's network alone.
+    torch.complex64: "C64",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
 }
 """What the format calls the types of tensors."""
 _LEFT_OVER = re.compile(r"\.(\d+)\.part(\.\w+)?$")

@@ -208,7 +208,9 @@ class Run:
         with stop_signals(insistent=self.ranks.count == 1) as heard:
 
             def stopped(must: bool) -> str | None:
-                return self.ranks.stop_signal(heard(), self.done, must)
+                # A checkpoint that could not be written stops all ranks, too, and `_stop` says why.
+                signal_name = heard() or ("SIGTERM" if self.files.failed() else None)
+                return self.ranks.stop_signal(signal_name, self.done, must)
 
             while self.done < self.last_step:
                 self._epoch(stopped)

@@ -113,6 +113,10 @@ class RunFiles:
 
         self.ranks.from_first(begin)
 
+    def failed(self) -> bool:
+        """Whether it is known, to the first rank alone, that the checkpoint could not be written."""
+        return self._written is not None and self._written.done() and self._written.exception() is not None
+
     def settle(self) -> None:
         """Wait for the checkpoint that is being written; where it could not be, all ranks end with the first."""
         self.ranks.from_first(self._wait)
