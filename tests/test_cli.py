@@ -405,6 +405,20 @@ def test_a_device_that_is_full_before_the_first_step_is_one_line_and_exit_code_1
     assert "memory is full (CUDA out of memory. Tried to allocate 2.00 GiB.); see who else uses it" in outcome.err
 
 
+@pytest.mark.parametrize(
+    "problem", [OSError(errno.ENOMEM, "Cannot allocate memory"), MemoryError("Unable to allocate 28.0 GiB")]
+)
+def test_images_that_do_not_fit_into_memory_are_one_line_and_exit_code_1(train_quickly, monkeypatch, problem):
+    def full(*_):
+        raise problem
+
+    monkeypatch.setattr("elle.engine.loop.build_parts", full)
+    outcome = train_quickly()
+    assert_one_line(outcome, 1)
+    assert "llocate" in outcome.err
+    assert "use smaller images" in outcome.err
+
+
 def test_ctrl_c_is_one_line_and_exit_code_130(elle, monkeypatch):
     def interrupt():
         raise KeyboardInterrupt

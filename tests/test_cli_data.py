@@ -152,7 +152,7 @@ def test_a_folder_that_nobody_named_is_said_to_be_the_default(elle, command):
     outcome = elle(*command)
     assert outcome.code == 2
     assert outcome.err.startswith("elle: data: no such folder; ")
-    assert "ELLE_DATA is not set; root=FOLDER or --root FOLDER names another" in outcome.err
+    assert "ELLE_DATA is not set; ELLE_DATA=FOLDER, root=FOLDER or --root FOLDER names another" in outcome.err
 
 
 def test_nothing_there_names_the_places_and_where_the_root_came_from(elle):

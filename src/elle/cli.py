@@ -106,10 +106,13 @@ def _prepare_streams() -> None:
 
 
 def _of_system(problem: Exception) -> InputError | WorkError | None:
-    """A full device, a file that may not be opened or output that nobody takes, in one line; None for anything else."""
+    """A full device or memory, a file that may not be opened, output that nobody takes: one line. Else None."""
     if type(problem).__name__ == "OutOfMemoryError":  # torch's, which is imported only where it is needed
         asked = first_line(problem).partition(" GPU ")[0]
         return WorkError(f"the device's memory is full ({asked}); see who else uses it, or take another device")
+    if isinstance(problem, MemoryError) or (isinstance(problem, OSError) and problem.errno == errno.ENOMEM):
+        lacking = first_line(problem).removeprefix(f"[Errno {errno.ENOMEM}] ")
+        return WorkError(f"{lacking}; use smaller images (image_size), a smaller batch or fewer workers")
     if not isinstance(problem, OSError):
         return None
     if problem.filename is not None:

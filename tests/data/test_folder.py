@@ -103,7 +103,7 @@ def test_missing_unknown_and_empty_classes_are_named(tmp_path):
     root = write_imagenet(tmp_path)
     for path in (root / "val" / "n02").iterdir():
         path.unlink()
-    assert_refused(lambda: index_folder(root), root / "val", "'n02'", "no JPEG, PNG or WebP")
+    assert_refused(lambda: index_folder(root), root / "val", "'n02'", "no JPEG, PNG or WebP", "add some, or remove")
     (root / "val" / "n02").rmdir()
     assert_refused(lambda: index_folder(root), root / "val", "no folder for the class 'n02'")
     write_image(root / "val" / "n02" / "a.png")

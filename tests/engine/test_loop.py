@@ -48,6 +48,9 @@ def frozen(num_classes):
 
 def cut_off(num_classes):
     return nn.Sequential(Threshold(), *build(num_classes))
+
+def softmax(num_classes):
+    return nn.Sequential(*build(num_classes), nn.Softmax(1))
 """
 
 
@@ -311,6 +314,7 @@ def test_a_network_of_ones_own_is_trained(settings, tmp_path, own_network):
         ("own_network:nothing_to_train", "has no parameters to train"),
         ("own_network:frozen", "requires_grad is false for all of them"),
         ("own_network:cut_off", "gives its images no gradient"),
+        ("own_network:softmax", "gives probabilities, not logits"),
         ("own_network:absent", "could not be built"),
         ("no_such_module:build", "could not be built: No module named 'no_such_module'"),
         ("small-cn", r"did you mean 'small-cnn'\?"),

@@ -455,6 +455,13 @@ def test_settings_are_compared_with_the_baseline_at_their_own_radius(folder):
     assert "Difference to n-fgsm" in (write_report(runs, folder / "out")[0]).read_text()
 
 
+def test_the_page_names_a_metric_of_the_papers_numbers_that_no_run_has(folder):
+    file = folder / "radii.toml"
+    file.write_text(file.read_text().replace('metric = "autoattack"\nrows', 'metric = "autoatack"\nrows'))
+    page = write_report(gather([str(file), str(folder / "runs")]), folder / "out")[0].read_text()
+    assert "No run has measured autoatack, which the recipe asks for." in page
+
+
 def test_the_page_says_what_it_does_not_compare_and_what_nobody_measured(folder):
     runs = with_figure(folder, 'metric = ["autoattack", "pgd-20"]\nbaseline = "n-fgsm, weight=1"')
     page = write_report(runs, folder / "out")[0].read_text()

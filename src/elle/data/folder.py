@@ -95,7 +95,10 @@ def _by_class(split: Path, classes: list[str]) -> FolderSplit:
     skipped: Counter[str] = Counter()
     files = [_images_below(split / name, skipped) for name in classes]
     if empty := [name for name, found in zip(classes, files, strict=True) if not found]:
-        raise InputError(f"{split}: no JPEG, PNG or WebP file in the class folder {_listed(empty)}; {_LAYOUT}")
+        raise InputError(
+            f"{split}: no JPEG, PNG or WebP file in the class folder {_listed(empty)}; add some, or remove the class; "
+            f"{_LAYOUT}"
+        )
     y = np.repeat(np.arange(len(classes), dtype=np.int64), [len(found) for found in files])
     return FolderSplit([path for found in files for path in found], y, skipped)
 

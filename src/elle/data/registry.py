@@ -217,10 +217,12 @@ def naming_the_folder(root: str | Path | None) -> Iterator[None]:
         folder = data_folder(root)
         if folder.is_dir() or (root and (folder.is_absolute() or folder.exists())):
             raise
-        variable = os.environ.get(ROOT_VARIABLE)
-        origin = f"set by {ROOT_VARIABLE}" if variable else f"the default, as {ROOT_VARIABLE} is not set"
+        ways = "root=FOLDER or --root FOLDER"
         if root:  # perhaps that of a run, which was trained from elsewhere
             origin = f"looked for in {Path.cwd()}"
-        raise InputError(
-            f"{error} (the folder {folder} is {origin}; root=FOLDER or --root FOLDER names another)"
-        ) from None
+        elif os.environ.get(ROOT_VARIABLE):
+            origin = f"set by {ROOT_VARIABLE}"
+        else:
+            origin = f"the default, as {ROOT_VARIABLE} is not set"
+            ways = f"{ROOT_VARIABLE}=FOLDER, {ways}"  # the first is the only one that `elle sweep` takes
+        raise InputError(f"{error} (the folder {folder} is {origin}; {ways} names another)") from None

@@ -146,7 +146,7 @@ def _network(config: Config, images: ImageSet, method: Method, device: torch.dev
 
 
 def _check_trainable(model: nn.Module, name: str, shape: tuple[int, ...]) -> None:
-    """Refuse a user's network without trainable parameters, or without a gradient of its images."""
+    """Refuse a user's network without trainable parameters or a gradient of its images, or with a last softmax."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f"model={name} has no parameters to train: none, or requires_grad is false for all of them")
     x = torch.zeros(2, *shape, requires_grad=True)
@@ -157,6 +157,11 @@ def _check_trainable(model: nn.Module, name: str, shape: tuple[int, ...]) -> Non
         raise InputError(
             f"model={name} gives its images no gradient, without which no attack goes up; "
             f"leave out what cuts it off (detach, no_grad, a comparison)"
+        )
+    if (logits >= 0).all() and ((logits.sum(1) - 1).abs() < 1e-4).all():  # it would train, and hardly learn
+        raise InputError(
+            f"model={name} gives probabilities, not logits, and the loss takes their softmax itself; "
+            f"leave out the network's last softmax"
         )
 
 

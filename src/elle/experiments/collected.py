@@ -109,10 +109,12 @@ class Collected:
 
     @property
     def not_measured(self) -> list[str]:
-        """The numbers that the recipe's tables are to show and no run has: others stand in their place."""
+        """The numbers that the recipe's tables are to show, or to compare with the paper's, and no run has."""
         of_records = self.asked("kind") in (["curves"], ["steps"], ["pictures"])
+        asked = [] if of_records else self.asked("metric")
+        asked = [*asked, *(one.metric for one in self.recipe.expected)] if self.recipe else asked
         found = {name for setting in self.settings for one in setting.measured for name in one}
-        return [] if of_records else [name for name in self.asked("metric") if name not in found]
+        return [name for name in dict.fromkeys(asked) if name not in found]
 
     @property
     def fewer_images(self) -> dict[str, int]:
