@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli_recipes": {"cli_options", "config", "engine", "errors", "experiments", "files", "printing", "progress"},
     "cli_export": {"cli_options", "export", "printing"},
     "cli_sweep": {
-        "cli_options", "config", "engine", "errors", "evaluation", "experiments", "files", "models", "printing",
+        "cli_options", "config", "data", "engine", "errors", "evaluation", "experiments", "files", "models", "printing",
     },
     "cli": {
         "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_lists", "cli_options", "cli_recipes", "cli_sweep",

@@ -76,6 +76,8 @@ def sweep(
                 item.state = "finished"
         _print_plan(items, folder, as_json)
         return
+    if on == "local" and store is None:  # elsewhere runs may be finished, or have other folders
+        _check_folders([item.config for item in plan(configs, folder, beside=own) if item.state != "finished"])
     with FolderLock(folder, ".sweep.lock"):
         items = plan(configs, folder, beside=own)
         if (linked := link_runs(items, folder)) and not as_json:
@@ -196,6 +198,15 @@ def _check_trainable(configs: list[Config]) -> None:
                 check_name(whole.model)
             parse_attacks(whole.final, whole.norm)
             parse_track(whole.track, whole.norm)
+
+
+def _check_folders(configs: list[Config]) -> None:
+    """Refuse a data folder that is not there once, not in each run."""
+    from elle.data.registry import data_folder, find_dataset, load_dataset
+
+    for config in configs:
+        if find_dataset(config.data).needs_root and not data_folder(config.root).exists():
+            load_dataset(config.data, config.root)  # says what was looked for, and where
 
 
 def _check_metrics(where: str, names: set[str], configs: list[Config]) -> None:

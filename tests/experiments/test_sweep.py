@@ -520,6 +520,17 @@ def test_a_run_that_is_tried_again_is_made_where_the_recipe_says_now(tmp_path):
     assert "config.toml is not a readable TOML file" in str(outcome(path, 2))
 
 
+def test_a_data_folder_that_is_not_there_is_told_once_before_anything_begins(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    recipe.write_text(recipe.read_text().replace("[base]", "[base]\nroot = 'nowhere'").replace("digits", "cifar10"))
+    sweep = start(recipe)
+    out, err = sweep.communicate()
+    assert (sweep.returncode, out) == (2, "")
+    assert err.startswith("elle: no CIFAR-10 found; looked in nowhere (no such folder), ")
+    assert len(err.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [recipe.name]
+
+
 def test_only_chooses_seeds_too(tmp_path):
     recipe = load_recipe(tiny_recipe(tmp_path))
     assert {run.seed for run in chosen_runs(recipe, 3, ["seed=1", "seed=2"])} == {1, 2}
