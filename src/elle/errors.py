@@ -74,7 +74,8 @@ def leave(code: int) -> NoReturn:
 
 def first_line(problem: Exception) -> str:
     """The first line of an exception's message, or its kind where it has none."""
-    lines = str(problem).strip().splitlines()
+    # All that a KeyError says is the key.
+    lines = f"{'no key ' * isinstance(problem, KeyError)}{problem}".strip().splitlines()
     return lines[0] if lines else type(problem).__name__
 
 

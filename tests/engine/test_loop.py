@@ -36,6 +36,9 @@ def no_module(num_classes):
 def broken(num_classes):
     raise RuntimeError("out of ideas")
 
+def keyless(num_classes):
+    return {}["weights"]
+
 class Threshold(nn.Module):
     def forward(self, x):
         return (x > 0.5).float()
@@ -311,6 +314,7 @@ def test_a_network_of_ones_own_is_trained(settings, tmp_path, own_network):
         ("own_network:wrong_count", r"gives \(2, 11\) for 2 images; the data has 10 classes"),
         ("own_network:no_module", "returned str; it must return a torch.nn.Module"),
         ("own_network:broken", "could not be built: out of ideas"),
+        ("own_network:keyless", "could not be built: no key 'weights'"),
         ("own_network:nothing_to_train", "has no parameters to train"),
         ("own_network:frozen", "requires_grad is false for all of them"),
         ("own_network:cut_off", "gives its images no gradient"),

@@ -85,6 +85,11 @@ def test_what_has_no_penalty_is_refused(words):
         settings(words)
 
 
+def test_a_set_that_is_to_hold_nothing_out_is_refused():
+    with pytest.raises(InputError, match="validation=0: values are compared by held-out images"):
+        settings(["method=elle", "data=digits", "validation=0"])
+
+
 def test_the_best_that_held_is_chosen_and_nothing_is_trained_twice(tmp_path):
     train = Trainer()
     trials = grid_search(digits(20.0, 100.0, 200.0, 400.0), 2, tmp_path, train)

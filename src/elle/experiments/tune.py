@@ -84,6 +84,8 @@ def _penalty(config: Config) -> str:
 
 def _setting(config: Config, given: Sequence[float | None]) -> Setting:
     penalty = _penalty(config)
+    if config.validation == 0:
+        raise InputError("validation=0: values are compared by held-out images; name how many, or leave it out")
     whole = config.resolved()
     own = tuple(weight for weight in given if weight is not None)
     around = PAPER.get((penalty, config.data)) or tuple((whole.weight or 0.0) * one for one in _MULTIPLES[penalty])
