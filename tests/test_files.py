@@ -3,6 +3,8 @@
 import errno
 import fcntl
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -61,3 +63,26 @@ def test_a_filesystem_that_flushes_no_folders_holds_files_all_the_same(tmp_path,
     monkeypatch.setattr(os, "fsync", lambda n: (refusing(errno.EINVAL) if os.path.isdir(f"/dev/fd/{n}") else flush)(n))
     write_text(tmp_path / "result.json", "{}")
     assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from elle.files import FolderLock
+with FolderLock(Path(sys.argv[1]), ".lock"):
+    if not os.fork():
+        print(os.getpid(), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_what_a_killed_process_has_forked_does_not_hold_its_folder(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
+        child = int(holder.stdout.readline())
+        try:
+            assert is_held(tmp_path, ".lock")
+            holder.kill()
+            holder.wait()
+            assert not is_held(tmp_path, ".lock")
+        finally:
+            os.kill(child, 9)

@@ -9,9 +9,10 @@ import hashlib
 import json
 import os
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TextIO
+from typing import Any, BinaryIO, ClassVar, Self, TextIO
 
 from elle.errors import InputError, WorkError
 
@@ -134,6 +135,8 @@ def not_written(path: Path, problem: OSError) -> WorkError:
 class FolderLock:
     """Holds a folder for one process; the system lets go when the process ends, however it ends."""
 
+    _held: ClassVar[weakref.WeakSet[FolderLock]] = weakref.WeakSet()
+
     def __init__(self, folder: Path, name: str) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -159,12 +162,22 @@ class FolderLock:
         with contextlib.suppress(OSError):
             self._file.truncate(0)
             os.write(self._file.fileno(), f"pid {os.getpid()}".encode())
+        self._held.add(self)
+
+    @classmethod
+    def let_go_in_child(cls) -> None:
+        """A forked worker would hold the folder on for the seconds that it lives longer than a process killed."""
+        for lock in cls._held:
+            lock._file.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+os.register_at_fork(after_in_child=FolderLock.let_go_in_child)
 
 
 def is_held(folder: Path, name: str) -> bool:
