@@ -9,6 +9,8 @@ import typer
 
 from elle.cli import app
 from elle.config import KEYS, load_config, parse_config, parse_words
+from elle.core.attacks import SignStep
+from elle.errors import InputError
 from elle.evaluation.metrics import METRICS, parse_metrics
 from elle.evaluation.names import parse_attacks, parse_tracked
 from elle.experiments.recipe import load_recipe
@@ -169,3 +171,26 @@ def test_the_table_of_metrics_names_each_of_them():
         name for name in METRICS if name.startswith("error") and f"{name.removesuffix('_logits')}_logits" not in METRICS
     }
     assert unlike == {"error_abs", "error_smooth"}
+
+
+def named_before(words: str) -> set[str]:
+    """The `code` of a sentence of the methods' page that ends in these words."""
+    before, found, _ = " ".join(PAGES["docs/methods.md"].split()).partition(words)
+    assert found, words
+    return set(re.findall(r"`([^`]+)`", re.split(r"(?<=\w\.) ", before)[-1]))
+
+
+def test_the_methods_whose_points_may_leave_the_pixel_range_are_named():
+    rows = [row for row in METHODS.values() if row.penalty is None and isinstance(row.attack, SignStep)]
+    leaving = {row.name for row in rows if not row.attack.clip}
+    assert named_before("and the triplets of ELLE's penalty may leave [0, 1]") == leaving
+
+
+def test_the_methods_that_are_for_linf_alone_are_named():
+    refused = set()
+    for name in METHODS:
+        try:
+            configured(name, norm="l2")
+        except InputError:
+            refused.add(name)
+    assert named_before("are defined for l-infinity only") == refused

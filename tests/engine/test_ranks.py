@@ -15,11 +15,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from elle import methods
 from elle.config import load_config
 from elle.core.losses import CrossEntropy
 from elle.data.registry import load_dataset
 from elle.data.sources import ImageSet, Split
 from elle.engine import checkpoint, outcome
+from elle.engine.batchnorm import synchronise
 from elle.engine.loop import train
 from elle.engine.ranks import ALONE, LOST, Ranks, _contact
 from elle.engine.run_files import FINAL
@@ -28,11 +30,12 @@ from elle.engine.step import RECORDED, Step
 from elle.engine.trained import load_run
 from elle.errors import InputError, WorkError
 from elle.evaluation.evaluate import evaluate
-from tests.networks import conv_net, images
+from tests.networks import conv_net, double_conv_net, images
 
 from ..conftest import QUICK
 from ..data.photographs import write_folder
 from .interrupting import accuracies, kept_units
+from .steps import SHAPE, make_step
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
 METHODS = ["fgsm", "elle-a", "n-fgsm+elle-a", "gradalign", "free"]
@@ -64,6 +67,20 @@ ROUTED = ("model=tests.networks:double_routed_net", "batch=8", "weight_decay=0.0
 
 # The weight acts a step later, and a step at which it is negligible leaves the penalty's backward out.
 LAZY = ("method.weight.next_step=true", "method.weight.negligible=0.3")
+
+
+# The nuclear norm of a part of the batch is not a part of the batch's (docs/scaling.md).
+ROWS = [name for name in methods.METHODS if name != "nuat"]
+
+
+def after_two_steps(name, ranks=ALONE):
+    """The network, with its running statistics, after a row's first two steps on eight images."""
+    step = make_step(name, network=lambda: synchronise(double_conv_net(), ranks), crop=1, ranks=ranks)
+    share = 8 // ranks.count
+    step.prepare(share, SHAPE)
+    for first in (0, 0) if step.method.replays > 1 else (0, 8):
+        step(torch.arange(first + ranks.rank * share, first + (ranks.rank + 1) * share))
+    return step.model.state_dict()
 
 
 def evaluated(part=(0, 1), exchange=lambda own: [own]):
@@ -135,6 +152,7 @@ def worker(rank, folder):
         patch.setattr(checkpoint, "_write", full_disk)
         said["full"] = interrupted(lambda: train(configuration(f"{folder}/full", "fgsm", "epochs=2", "max_steps=40")))
     train(configuration(f"{folder}/local", "elle-a", "sync_bn=false"))
+    said["rows"] = {name: after_two_steps(name, Ranks(rank, 2)) for name in ROWS}
     said["average"] = [torch.full((2,), float(rank)), torch.full((1, 3), 10.0 * rank)]
     Ranks(rank, 2).average(said["average"])
     said["evaluated"] = evaluated((rank, 2), Ranks(rank, 2).exchanged)
@@ -225,6 +243,12 @@ def test_two_ranks_lose_as_one_process(two, one, method):
     mine, theirs = column(two / method, "loss"), column(one(method), "loss")
     assert theirs.isfinite().all()
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+
+
+def test_two_ranks_take_the_first_steps_of_every_row_as_one_process(two):
+    for name, mine in torch.load(two / "rank-1.pt")["rows"].items():
+        theirs = after_two_steps(name)
+        assert all(torch.allclose(mine[key], value, rtol=0, atol=1e-7) for key, value in theirs.items()), name
 
 
 @pytest.mark.parametrize("method", ["elle-a", "n-fgsm+elle-a"])
