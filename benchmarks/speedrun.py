@@ -6,15 +6,17 @@
 
 Each word, or words in quotes, is a setting: the recipe with these keys changed; without any, the recipe itself. A run
 has a process of its own, alone on the GPU. Its `seconds` are those of `loading` (from the files to images and network
-on the device) and of `training`, all epochs; not those of evaluation, checkpoints and Python's own start. `warm_up`, a
-part of the training, are the first four steps: libraries, the choice of kernels, and the capture of the CUDA graph,
-the same however long one trains. (A penalty left out at some steps makes a second graph, captured a few steps later.)
-Triton's kernels are compiled once a machine, which takes longer; on a GPU a few steps before a setting's first run see
-to it.
+on the device) and of `training`, all epochs; not those of evaluation, checkpoints, and the start of Python and CUDA.
+`elapsed` is what the clock says from the beginning of loading to the last epoch's record, checkpoints and all.
+`warm_up`, a part of the training, are the first four steps: libraries, the choice of kernels, and the capture of the
+CUDA graph, the same however long one trains. (A penalty left out at some steps makes a second graph, captured a few
+steps later, and so does each phase.) Triton's kernels are compiled once a machine, which takes longer; on a GPU a few
+steps before a setting's first run, or an epoch of each phase, see to it.
 
 A training that was cut is made again from the start, as its seconds would be wrong; an evaluation goes on where it
 was; what has finished, here or in the saved file, is not made again. --save writes benchmarks/results/speedrun-*.json
-after every run, and the curve beside it as .svg.
+after every run, and the curve beside it as .svg. A setting that fails (its training diverges) is left out: the others
+go on.
 """
 
 from __future__ import annotations
@@ -35,16 +37,19 @@ from results import result_file
 
 from elle.config import Config, load_config
 from elle.engine.loop import Watcher, train
+from elle.engine.parts import method_of
 from elle.engine.runtime import GraphedStep
-from elle.errors import InputError, WorkError
+from elle.errors import InputError, Interrupted, WorkError
+from elle.evaluation.names import parse_attacks
 from elle.experiments.chart import Chart, Series, draw
 from elle.experiments.recipe import load_recipe, run_id
 from elle.experiments.sweep import run_name
 from elle.experiments.training import is_running
 from elle.files import write_json, write_text
+from elle.models.registry import check_name
 
 TIMES = "times.json"
-SECONDS = ("seconds", "loading", "training", "warm_up")
+SECONDS = ("seconds", "loading", "training", "warm_up", "elapsed")
 CHOSEN = ("method", "epochs", "batch", "lr", "average", "options")
 """What is written down of a setting; its words tell the rest."""
 
@@ -57,7 +62,11 @@ def settings(recipe: str, changes: Sequence[str], root: str | None, runs: Path) 
     file = runs / "recipe.toml"
     write_text(file, loaded[0].to_toml())
     more = [f"root={root}"] if root else []
-    return {words: load_config([*words.split(), *more, "final=clean"], file).resolved() for words in changes or [""]}
+    found = {words: load_config([*words.split(), *more, "final=clean"], file).resolved() for words in changes or [""]}
+    for config in found.values():  # a mistyped field is told now, not when the settings before have been trained
+        method_of(config)
+        check_name(config.model or "")
+    return found
 
 
 def train_timed(file: Path, directory: Path) -> None:
@@ -74,7 +83,7 @@ def train_timed(file: Path, directory: Path) -> None:
             moment("warm")
 
     moment("begin")
-    watcher = Watcher(started=lambda *_: moment("loaded"), stepped=stepped)
+    watcher = Watcher(started=lambda *_: moment("loaded"), stepped=stepped, recorded=lambda _: moment("recorded"))
     result = train(load_config([f"out={directory}"], file), watcher=watcher)
     loading = moments["loaded"] - moments["begin"]
     times = {
@@ -82,15 +91,25 @@ def train_timed(file: Path, directory: Path) -> None:
         "loading": loading,
         "training": result["train_seconds"],
         "warm_up": moments.get("warm", moments["loaded"]) - moments["loaded"],
+        "elapsed": moments["recorded"] - moments["begin"],
     }
     write_json(directory / TIMES, {name: round(value, 3) for name, value in times.items()})
 
 
 def compile_kernels(config: Config, folder: Path) -> None:
-    """Train a few steps and throw them away: what Triton compiles stays in its cache, for all runs after."""
+    """Train a little and throw it away: what Triton compiles stays in its cache, for all runs after.
+
+    An epoch of each phase, whose images and batches have kernels of their own, or a few steps; with the penalty's
+    backward, which a run leaves out until its weight jumps, perhaps late.
+    """
+    options = {slot: dict(fields) for slot, fields in config.options.items()}
+    options.get("weight", {}).pop("negligible", None)
+    short: dict[str, Any] = {"max_steps": 5}
+    if config.phases:
+        short = {"phases": tuple(phase._replace(epochs=1) for phase in config.phases), "epochs": len(config.phases)}
     directory = folder / "compiling"
     shutil.rmtree(directory, ignore_errors=True)
-    train_alone(config.model_copy(update={"max_steps": 5}), directory)
+    train_alone(config.model_copy(update={"options": options, **short}), directory)
     shutil.rmtree(directory)
 
 
@@ -196,7 +215,7 @@ def line(row: dict[str, Any]) -> str:
         return f"{factor * (score['mean'] or 0.0):.{digits}f}{std}"
 
     seconds = f"{written(row['seconds'], 1, 1)} s (loading {row['loading']['mean']:.1f}, "
-    seconds += f"warm-up {row['warm_up']['mean']:.1f})"
+    seconds += f"warm-up {row['warm_up']['mean']:.1f}; elapsed {row['elapsed']['mean']:.1f})"
     accuracies = ", ".join(f"{name} {written(score, 100, 2)} %" for name, score in row["accuracy"].items())
     return f"{row['setting'] or 'the recipe'}: {row['seeds']} seed{'s' * (row['seeds'] != 1)}, {seconds}, {accuracies}"
 
@@ -208,7 +227,7 @@ def in_turn(found: dict[str, Config], seeds: int) -> Iterator[tuple[str, Config]
             yield words, config.model_copy(update={"seed": seed})
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="a setting each; several keys in quotes")
     parser.add_argument("--recipe", default="speedrun")
@@ -219,31 +238,45 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=float, default=float("inf"), help="begin no run after so many seconds")
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args(words)
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    args = arguments(words)
     if args.one:
         train_timed(args.one, args.runs)
         return
     until = time.monotonic() + args.limit
+    attack = ",".join(one.name for one in parse_attacks(args.attack))
     found = settings(args.recipe, args.changes, args.root, args.runs)
     known = {run["id"]: run for run in (saved(result_file("speedrun")) if args.save else [])}
-    runs, uncompiled = [], set(found if torch.cuda.is_available() else [])
+    runs, failed, uncompiled = [], set(), set(found if torch.cuda.is_available() else [])
     for setting, config in in_turn(found, args.seeds):
         new = known.get(run_id(config))
-        if new is None or not set(args.attack.split(",")) <= new["accuracy"].keys():
+        if new is None or not set(attack.split(",")) <= new["accuracy"].keys():
             if time.monotonic() > until:
                 print("the time is up; the same command goes on")
                 break
+            if setting in failed:
+                continue
             directory = args.runs / run_name(config)
-            if setting in uncompiled and not (directory / TIMES).exists():
-                compile_kernels(config, args.runs)
-                uncompiled.remove(setting)
-            make(config, directory, args.attack)
-            new = entry(setting, config, directory, args.attack)
+            try:
+                if setting in uncompiled and not (directory / TIMES).exists():
+                    compile_kernels(config, args.runs)
+                    uncompiled.remove(setting)
+                make(config, directory, attack)
+            except WorkError as problem:
+                print(f"speedrun: {problem}; {setting or 'the recipe'} is left out", file=sys.stderr)
+                failed.add(setting)
+                continue
+            new = entry(setting, config, directory, attack)
             if args.save:
                 keep(new)
         runs.append(new | {"setting": setting})
     for row in summary(runs):
         print(line(row))
+    if failed:
+        raise WorkError(f"{len(failed)} of {len(found)} settings failed; the lines above say why")
 
 
 if __name__ == "__main__":
@@ -252,3 +285,6 @@ if __name__ == "__main__":
     except (InputError, WorkError) as problem:
         print(f"speedrun: {problem}", file=sys.stderr)
         sys.exit(problem.exit_code)
+    except KeyboardInterrupt:
+        print("speedrun: interrupted; the same command goes on", file=sys.stderr)
+        sys.exit(Interrupted.exit_code)

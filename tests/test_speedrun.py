@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from elle.config import load_config
 from elle.engine.checkpoint import checkpoints
+from elle.engine.parts import method_of
+from elle.errors import InputError, WorkError
 
 RECIPE = """
 title = "A tiny speedrun"
@@ -54,6 +57,7 @@ def test_a_run_is_timed_in_its_parts_saved_and_not_made_again(speedrun, words, t
     (run,) = result["runs"]
     assert run["seconds"] == pytest.approx(run["loading"] + run["training"], abs=2e-3)
     assert all(run[name] > 0 for name in ("loading", "training", "warm_up"))
+    assert run["elapsed"] >= run["seconds"] - 2e-3
     assert (run["epochs"], run["batch"], run["average"], run["images"]) == (1, 64, 0.9, 500)
     assert run["accuracy"]["clean"] > run["accuracy"]["pgd-2"]
     assert result["settings"][0]["accuracy"]["clean"] == {"mean": run["accuracy"]["clean"], "std": None}
@@ -117,9 +121,58 @@ def test_what_compiles_the_kernels_trains_a_few_steps_and_leaves_nothing(speedru
     assert not list((tmp_path / "runs").glob("*/"))
 
 
+def test_what_compiles_the_kernels_enters_each_phase_and_pays_for_the_penalty(speedrun, words, tmp_path, monkeypatch):
+    def train_alone(config, directory):
+        speedrun.write_text(directory / "config.toml", config.to_toml())
+        compiled.append(load_config([], directory / "config.toml"))
+
+    monkeypatch.setattr(speedrun, "train_alone", train_alone)
+    compiled = []
+    setting = "method=n-fgsm+elle-a method.weight.next_step=true method.weight.negligible=0.1 phases=3:8:32,4:8:64"
+    (config,) = speedrun.settings(words[1], [setting], None, tmp_path / "runs").values()
+    speedrun.compile_kernels(config, tmp_path / "runs")
+    (found,) = compiled
+    assert (found.phases, found.epochs, found.max_steps) == (((1, 8, 32), (1, 8, 64)), 2, None)
+    assert method_of(found).weight.next_step
+    assert not method_of(found).weight.negligible
+    assert method_of(config).weight.negligible == 0.1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--attack", "clean,pgd20"], "attack 'pgd20' does not exist"),
+        (["method.attack.nois=1"], "nois"),
+        (["model=smal-cnn"], "did you mean 'small-cnn'"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_trained(speedrun, words, monkeypatch, wrong, said):
+    monkeypatch.setattr(speedrun, "_call", lambda command, directory: pytest.fail("trained"))
+    with pytest.raises(InputError, match=said):
+        speedrun.main([*words, "epochs=1", *wrong])
+
+
+def test_a_setting_that_fails_is_left_out_and_the_others_go_on(speedrun, words, monkeypatch, capsys):
+    calls = []
+
+    def call(command, directory):
+        calls.append(directory)
+        if "lr = 9.0" in (directory.with_name(f"{directory.name}.toml")).read_text():
+            raise WorkError(f"{directory} failed")
+        in_this_process(speedrun, lambda moment: None)(command, directory)
+
+    monkeypatch.setattr(speedrun, "_call", call)
+    with pytest.raises(WorkError, match="1 of 2 settings failed"):
+        speedrun.main([*words, "lr=9", "epochs=1", "--seeds", "2"])
+    assert len(calls) == 1 + 2 * 2
+    told = capsys.readouterr()
+    assert "failed; lr=9 is left out" in told.err
+    assert "epochs=1: 2 seeds" in told.out
+
+
 def test_settings_of_other_lengths_make_one_curve(speedrun):
     def run(setting, seed, seconds, accuracy):
-        times = {"seconds": seconds, "loading": 1.0, "training": seconds - 1, "warm_up": 0.5}
+        times = {"seconds": seconds, "loading": 1.0, "training": seconds - 1, "warm_up": 0.5, "elapsed": seconds + 2}
         own = {"method": "fgsm", "epochs": 1, "batch": 64, "lr": 0.1, "average": 0.0, "options": {}}
         return {"setting": setting, "seed": seed, **own, **times, "accuracy": {"autoattack": accuracy}}
 
@@ -132,7 +185,8 @@ def test_settings_of_other_lengths_make_one_curve(speedrun):
         ("the recipe", [10, 21], [0.4, 0.45]),
         ("batch=32", [15], [0.3]),
     ]
-    assert "2 seeds, 21.0 +- 1.4 s (loading 1.0, warm-up 0.5), autoattack 45.00 +- 1.41 %" in speedrun.line(rows[-1])
+    told = speedrun.line(rows[-1])
+    assert "2 seeds, 21.0 +- 1.4 s (loading 1.0, warm-up 0.5; elapsed 23.0), autoattack 45.00 +- 1.41 %" in told
 
 
 def test_no_run_is_begun_when_the_time_is_up(speedrun, words, tmp_path, capsys):

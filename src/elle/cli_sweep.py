@@ -80,7 +80,9 @@ def sweep(
         _check_folders([item.config for item in plan(configs, folder, beside=own) if item.state != "finished"])
     with FolderLock(folder, ".sweep.lock"):
         items = plan(configs, folder, beside=own)
-        if (linked := link_runs(items, folder)) and not as_json:
+        # Those that --only leaves out, too: a report compares with them.
+        others = [item for item in plan(loaded.runs(seeds), folder, beside=own) if item.state == "finished"]
+        if (linked := link_runs({item.name: item for item in [*others, *items]}.values(), folder)) and not as_json:
             print(f"{_runs(linked)} that another recipe's sweep has finished: linked into {folder}")
         write_manifest(folder, str(Path(recipe).absolute()) if recipe.endswith(".toml") else recipe, items)
         if on == "ray":

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from elle.core.linearity import Linearity
+from elle.engine import step as engine_step
 from elle.engine.apart import Apart, suits
 from elle.engine.batchnorm import RanksBatchNorm
 from elle.engine.ranks import ALONE
@@ -136,6 +137,22 @@ def test_a_step_is_the_one_in_a_row(monkeypatch, options, penalty):
         states.append(step.state())
     for name, value in states[0].items():
         torch.testing.assert_close(states[1][name], value, rtol=1e-4, atol=1e-6, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize(("penalty", "expected"), [("trained", 2), ("measured", 2), ("left out", 1)])
+def test_a_step_without_its_penalty_is_one_chain_of_passes(monkeypatch, penalty, expected):
+    """Beside one chain weight gradients may be computed, and not beside two."""
+    chains, copies = [], engine_step.half_weights
+
+    def half_weights(model, count, *args, **named):
+        chains.append(count)
+        return copies(model, count, *args, **named)
+
+    monkeypatch.setattr(Step, "_may_run_apart", lambda step: True)
+    monkeypatch.setattr(engine_step, "half_weights", half_weights)
+    step = make_step("elle", network=small_cnn, precision="fp16", weight=5.0)
+    step(torch.arange(8), penalty=penalty)
+    assert chains == [expected]
 
 
 class Counting(nn.Module):

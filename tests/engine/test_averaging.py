@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from elle.engine import checkpoint
 from elle.engine.averaging import Average
@@ -42,6 +43,25 @@ def test_a_step_tells_it_how_many_came_before():
         decay = min(0.7, (1 + done) / (10 + done))
         mean = decay * mean + (1 - decay) * step.model[0].weight.detach()
     torch.testing.assert_close(step.average.tensors["0.weight"], mean)
+
+
+def test_a_layer_more_costs_no_launch_more():
+    """On a GPU each of BatchNorm's counts was copied by a launch of its own, at every step."""
+
+    class Counting(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.count += 1
+            return function(*args, **(kwargs or {}))
+
+    counts = []
+    for layers in (1, 5):
+        average, before = Average(nn.Sequential(*map(nn.BatchNorm1d, [4] * layers)), 0.9), torch.tensor(3)
+        with Counting() as counting:
+            average.update(before)
+        counts.append(counting.count - layers * 5)  # state_dict detaches each
+    assert counts[0] == counts[1]
 
 
 def test_it_is_shown_in_the_network_s_own_memory_and_taken_away_again():

@@ -88,6 +88,16 @@ def test_the_library_reads_what_a_network_of_the_user_s_may_hold(kind):
     assert torch.equal(read.view(torch.uint8), value.view(torch.uint8))
 
 
+def test_channels_last_are_copied_as_they_are_and_laid_out_anew_when_they_are_written():
+    x = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    (copy,) = checkpoint._copied({"x": x}).values()
+    assert copy.stride() == x.stride()
+    assert copy.data_ptr() != x.data_ptr()
+    read = load(checkpoint.packed({"x": x}, {}))["x"]
+    assert read.is_contiguous()
+    assert torch.equal(read, x)
+
+
 def test_tensors_that_share_storage_are_written_in_full(tmp_path):
     base = torch.arange(4.0)
     checkpoint.write_tensors(tmp_path / "x", {"all": base, "part": base[1:3], "turned": base.view(2, 2).T}, {})

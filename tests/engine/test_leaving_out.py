@@ -139,6 +139,27 @@ def test_between_every_so_many_steps_there_is_no_penalty(rule):
     assert measured.tolist() == [form == "trained" for form in expected]
 
 
+class Event:
+    """What a GPU's event is told, in a log of the steps too."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def record(self):
+        self.log.append("record")
+
+    def synchronize(self):
+        self.log.append("wait")
+
+
+def test_the_host_waits_for_the_last_step_with_an_error_and_for_none_of_those_after_it():
+    log = []
+    run = LeavingOut(lazy_step(jumping(negligible=1.0, every=3)), lambda form: lambda _: log.append("step"))
+    run.copied = Event(log)
+    batches(run, *range(5))
+    assert log == ["record", "wait", "step", "record", "step", "step", "wait", "step", "record", "step"]
+
+
 def test_the_means_of_an_epoch_are_of_the_steps_that_have_the_number():
     nothing = math.nan
     rows = [[1, 0.5, 4, 10, math.inf], [3, 1, nothing, nothing, nothing], [2, 0, 2, 30, 5]]

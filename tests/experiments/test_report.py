@@ -469,6 +469,23 @@ def test_the_page_says_what_it_does_not_compare_and_what_nobody_measured(folder)
     assert "the baseline n-fgsm, weight=1: the settings with results are fgsm; n-fgsm; elle-a; pgd-10." in page
 
 
+def test_no_other_setting_is_taken_for_a_baseline_that_has_no_result(tmp_path):
+    """Of two settings with an option each, the first option tells them apart: the other one was called `elle-a`."""
+    (tmp_path / "shortcuts.toml").write_text(
+        'title = "Shortcuts"\nseeds = 1\n[base]\ndata = "digits"\nmodel = "small-cnn"\nmethod = "elle-a"\nepochs = 6\n'
+        'track = "clean,pgd-10"\n[grid]\neps = ["8/255"]\n[[runs]]\n[[runs]]\n"method.weight.every" = 2\n'
+        '[[runs]]\n"method.regulariser.share" = 0.5\n[figure]\nkind = "table"\nbaseline = "elle-a"\n'
+    )
+    for name, option in (("every", "method.weight.every=2"), ("share", "method.regulariser.share=0.5")):
+        words = ("method=elle-a", "eps=8/255", "model=small-cnn", option)
+        write_result(run_directory(tmp_path / "runs" / name, *words), 40.0)
+    runs = gather([str(tmp_path / "shortcuts.toml"), str(tmp_path / "runs")])
+    layout = lay_out(runs)
+    names = ["elle-a, method.weight.every=2", "elle-a, method.regulariser.share=0.5"]
+    assert [layout.label(setting, "method") for setting in runs.settings] == names
+    assert baseline_tables(runs, layout) == []
+
+
 def test_a_setting_is_called_by_the_options_it_has(tmp_path):
     """Where each of several shortcuts has an option of its own, every name held all of them, most as "-"."""
     options = {"plain": (), "every": ("method.weight.every=2",),

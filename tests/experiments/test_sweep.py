@@ -591,6 +591,22 @@ def test_a_run_that_another_recipe_has_finished_is_linked_and_not_trained_again(
     assert not items[0].path.is_symlink()  # the training makes a folder there
 
 
+def test_what_only_leaves_out_is_linked_too_where_it_is_finished(tmp_path, elle, monkeypatch):
+    """A report compares with the recipe's default, which `--only` with an option cannot name."""
+    monkeypatch.chdir(tmp_path)
+    made = [run for run in load_recipe(tiny_recipe(tmp_path)).runs() if run.seed == 0]
+    for config in made:
+        path = tmp_path / "runs/first" / run_name(config)
+        path.mkdir(parents=True)
+        (path / "config.toml").write_text(config.resolved().to_toml())
+        (path / "result.json").write_text('{"test": {}}')
+    outcome = elle("sweep", "tiny.toml", "--seeds", "1", "--only", "eps=0.1", "--only", "method=fgsm")
+    assert outcome.code == 0
+    assert f"{len(made)} runs that another recipe's sweep has finished: linked into runs/tiny" in outcome.out
+    assert "1 run in runs/tiny is finished" in outcome.out
+    assert {path.name for path in (tmp_path / "runs/tiny").iterdir() if path.is_symlink()} == set(map(run_name, made))
+
+
 def test_on_a_filesystem_without_links_the_run_is_made_again(tmp_path, monkeypatch):
     config = load_recipe(tiny_recipe(tmp_path)).runs()[0]
     made = tmp_path / "runs/first" / run_name(config)

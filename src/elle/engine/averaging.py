@@ -22,15 +22,13 @@ class Average:
         # 9 / (10 + before) is 1 - (1 + before) / (10 + before): the beginning, far from the end, is forgotten soon.
         share = (9 / (10 + before)).clamp(min=1 - self.decay).float()
         values = self.model.state_dict()
-        means = [mean for mean in self.tensors.values() if mean.is_floating_point()]
-        steps = torch._foreach_sub(
-            [values[name] for name, mean in self.tensors.items() if mean.is_floating_point()], means
-        )
+        floats = [name for name, mean in self.tensors.items() if mean.is_floating_point()]
+        means = [self.tensors[name] for name in floats]
+        steps = torch._foreach_sub([values[name] for name in floats], means)
         torch._foreach_mul_(steps, share)
         torch._foreach_add_(means, steps)
-        for name, mean in self.tensors.items():
-            if not mean.is_floating_point():
-                mean.copy_(values[name])  # BatchNorm's count of batches
+        if counts := list(self.tensors.keys() - floats):  # BatchNorm's, of batches
+            torch._foreach_copy_([self.tensors[name] for name in counts], [values[name] for name in counts])
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:

@@ -25,8 +25,9 @@ class LeavingOut:
     """Runs each step in the cheapest form that its rule allows; `prepare` makes a form ready, when first wanted.
 
     Which one is a function of the training's state alone, so an interrupted run takes the same steps. The weight of a
-    step is known when the step before it has ended: it is copied to the host behind that step, and the host, with
-    the next batch already at hand, waits for this copy alone.
+    step is known when the last step before it that sees an error has ended: it is copied to the host behind that one,
+    and the host, with the next batch already at hand, waits for this copy alone. Between the two are, with `every`
+    above 1, steps without a penalty, which the device has yet to do: it is not idle meanwhile.
     """
 
     def __init__(self, step: Step, prepare: Callable[[Run], Run]) -> None:
@@ -46,7 +47,8 @@ class LeavingOut:
             self.forms[form] = self.prepare(partial(self.step, penalty=form))
         self.forms[form](index)
         self.done += 1
-        self._copy()
+        if form != "left out":
+            self._copy()
 
     def _form(self, done: int) -> Penalty:
         rule = self.step.method.weight

@@ -137,10 +137,12 @@ class Step:
 
     def _gradient(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
         """Leave the gradient of the loss and the weighted penalty in the parameters; what is to be written down."""
-        with self._weights(chains=1 if self.apart is None else 2) as second:
+        # Without a penalty there is one chain of passes, and its weight gradients may be computed beside it.
+        apart = None if penalty == "left out" else self.apart
+        with self._weights(chains=1 if apart is None else 2) as second:
             with draws.part(0, len(y), self._fewest(len(y))), self._passes():
-                if self.apart is not None:
-                    self.apart.begin()
+                if apart is not None:
+                    apart.begin()
                 loss, logits, x_adv = self._loss(x, y, self.kept.get("delta"))
                 terms = [loss]
                 if self.blocks or penalty != "trained":

@@ -76,8 +76,12 @@ def lay_out(collected: Collected) -> Layout:
         columns = "eps" if rows != "eps" else "method"
     panel = [key for key in collected.asked("panel") if key not in (rows, columns)]
     beside = [key for key in (*panel, *TOLD) if key not in (rows, columns)]
-    others = [key for key in telling_keys(collected.configs, [*beside, rows, columns]) if key not in (rows, columns)]
+    first = [*beside, rows, columns]
+    others = [key for key in telling_keys(collected.configs, first) if key not in (rows, columns)]
     own = {*panel, *OWN_TABLE} | (set() if "method" in (rows, columns) else {"method"})
     # What the recipe asks for is named also where runs of one dataset alone have finished: its title names them all.
     panels = dict.fromkeys([*panel, *(key for key in others if key in own)])
-    return Layout(rows, columns, tuple(panels), tuple(key for key in others if key not in own))
+    # All by which the recipe's settings differ: one without it would be called, and compared with, its baseline.
+    recipe = [] if collected.recipe is None else [run.resolved() for run in collected.recipe.runs(1)]
+    extras = dict.fromkeys([*others, *(key for key in telling_keys(recipe, first) if key not in (rows, columns))])
+    return Layout(rows, columns, tuple(panels), tuple(key for key in extras if key not in own))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
@@ -117,7 +117,7 @@ def plan(configs: Sequence[Config], folder: Path, beside: bool = False) -> list[
     return list(items.values())
 
 
-def link_runs(items: Sequence[Item], folder: Path) -> int:
+def link_runs(items: Iterable[Item], folder: Path) -> int:
     """Link the runs that another sweep has finished into `folder`, so that a report finds them; how many they are."""
     linked = 0
     for item in items:
