@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from elle.cli_bench import measured_with
+from elle.cli.bench import measured_with
 from elle.engine.runtime import hardware_name, pick_device
 
 FOLDER = Path(__file__).parent / "results"

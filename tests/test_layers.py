@@ -25,34 +25,17 @@ ALLOWED: dict[str, set[str]] = {
     "experiments": {"config", "core", "errors", "files", "methods", "signals"},
     "engine": {"config", "core", "data", "errors", "evaluation", "files", "methods", "models", "signals", "version"},
     "export": {"config", "data", "engine", "errors", "files", "version"},
-    "progress": {"config", "engine"},
-    "scalars": {"config", "engine", "errors", "files"},
-    "watch": {"config", "experiments"},
     "doctor": {"data", "errors", "version"},
     "demo": {"config", "errors", "experiments", "files"},
-    "printing": set(),
-    "cli_options": set(),
-    "cli_data": {"cli_options", "config", "data", "errors", "printing"},
-    "cli_lists": {"cli_data", "cli_options", "doctor", "methods", "models", "printing"},
-    "cli_evaluation": {"cli_options", "config", "engine", "errors", "evaluation", "printing"},
-    "cli_bench": {"cli_options", "engine", "errors", "experiments", "files", "methods", "models", "printing"},
-    "cli_recipes": {"cli_options", "config", "engine", "errors", "experiments", "files", "printing", "progress"},
-    "cli_export": {"cli_options", "export", "printing"},
-    "cli_sweep": {
-        "cli_options", "config", "data", "engine", "errors", "evaluation", "experiments", "files", "models", "printing",
-    },
     "cli": {
-        "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_lists", "cli_options", "cli_recipes", "cli_sweep",
-        "config", "data", "demo", "engine", "errors", "experiments", "printing", "progress",
-        "scalars", "version", "watch",
+        "config", "data", "demo", "doctor", "engine", "errors", "evaluation", "experiments", "export", "files",
+        "methods", "models", "version",
     },
     "__init__": {"core", "engine", "evaluation", "methods", "plugin", "version"},
     "__main__": {"cli"},
 }  # fmt: skip
 WITHOUT_TORCH = {
-    "version", "errors", "signals", "files", "published", "config", "experiments", "demo", "progress", "printing",
-    "watch", "scalars", "cli_bench", "cli_data", "cli_evaluation", "cli_export", "cli_lists", "cli_options",
-    "cli_recipes", "cli_sweep", "cli", "__init__",
+    "version", "errors", "signals", "files", "published", "config", "experiments", "demo", "cli", "__init__",
 }  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 

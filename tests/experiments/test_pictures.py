@@ -12,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from elle.cli.watch import sparkline, view
 from elle.config import load_config
 from elle.engine import checkpoint
 from elle.engine.loop import train
@@ -24,7 +25,6 @@ from elle.experiments.pictures import course, falls, surface_figures, weight_evo
 from elle.experiments.rundir import open_run, tracked_images, unique_names
 from elle.files import FolderLock
 from elle.models.registry import build_model
-from elle.watch import sparkline, view
 from tests.conftest import QUICK
 from tests.experiments.runs import run_directory
 from tests.networks import Affine

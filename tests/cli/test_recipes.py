@@ -7,7 +7,7 @@ import pytest
 
 from elle.core.schedules import SCHEDULES
 
-from .conftest import QUICK
+from ..conftest import QUICK
 
 
 @pytest.fixture(autouse=True)

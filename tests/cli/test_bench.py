@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 
-from elle.cli_bench import _write
+from elle.cli.bench import _write
 from elle.engine.bench import Setting, _Forward, _peak_bytes, _step, measure, with_ratios
 from elle.experiments.stacked_bars import StackedBars, draw_stacked_bars
 from elle.methods import METHODS, configured

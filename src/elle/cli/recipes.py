@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from elle.cli_options import AsJson
+from elle.cli.options import AsJson
+from elle.cli.printing import print_json, print_rows, print_table
 from elle.config import Config, format_radius
 from elle.errors import InputError, check_file_name
-from elle.printing import print_json, print_rows, print_table
 
 
 def recipes(as_json: AsJson = False) -> None:
@@ -120,8 +120,8 @@ def tune(
 
 def _trainer(quiet: bool) -> Any:
     def train(config: Config) -> None:
+        from elle.cli.progress import TrainingProgress
         from elle.engine.loop import train as run_training
-        from elle.progress import TrainingProgress
 
         with TrainingProgress(to_stderr=quiet) as progress:
             run_training(config, resume=True, watcher=progress.watcher())

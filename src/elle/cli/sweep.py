@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elle.cli_options import AsJson
+from elle.cli.options import AsJson
+from elle.cli.printing import print_json, print_table
 from elle.errors import InputError, Interrupted, WorkError, nearest
-from elle.printing import print_json, print_table
 
 if TYPE_CHECKING:
     from elle.config import Config

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from elle.cli_options import AsJson, Device
+from elle.cli.options import AsJson, Device
+from elle.cli.printing import print_json, print_table
 from elle.errors import InputError, nearest
-from elle.printing import print_json, print_table
 
 _CHOICES = {
     "precision": ("auto", "fp32", "tf32", "fp16", "bf16"),

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
+from elle.cli.tensorboard import with_tensorboard
 from elle.engine.loop import Watcher
 from elle.engine.monitor import Verdict
 from elle.errors import InputError, WorkError
-from elle.scalars import with_tensorboard
 
 
 def test_records_looks_and_verdicts_are_written_and_passed_on(tmp_path):

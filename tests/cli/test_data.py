@@ -6,12 +6,12 @@ import shutil
 import numpy as np
 import pytest
 
-from elle.cli_data import app
+from elle.cli.data import app
 from elle.data import download
 from elle.data.registry import DATASETS, load_dataset
 from elle.engine.trained import load_run
 
-from .data.layouts import encoded, small_images, write_npz
+from ..data.layouts import encoded, small_images, write_npz
 
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
 

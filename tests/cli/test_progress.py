@@ -2,9 +2,9 @@
 
 import pytest
 
+from elle.cli.progress import TrainingProgress
 from elle.config import load_config
 from elle.engine.monitor import Verdict
-from elle.progress import TrainingProgress
 
 
 def test_the_bar_names_what_is_the_matter_as_long_as_it_is():

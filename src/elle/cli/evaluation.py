@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from elle.cli_options import AsJson, Device, Eps, Limit, Root
+from elle.cli.options import AsJson, Device, Eps, Limit, Root
+from elle.cli.printing import print_accuracies, print_json, print_table
 from elle.config import format_radius, radius_option
 from elle.errors import InputError, check_file_name, nearest
-from elle.printing import print_accuracies, print_json, print_table
 
 Weights = Annotated[
     str | None, typer.Option(help="A .safetensors or state_dict file of a network that elle did not train.")

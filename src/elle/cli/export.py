@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from elle.cli_options import AsJson, Root, RunDirectory
-from elle.printing import print_json
+from elle.cli.options import AsJson, Root, RunDirectory
+from elle.cli.printing import print_json
 
 
 def export(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from elle.cli_data import list_datasets
-from elle.cli_options import AsJson
-from elle.printing import print_json, print_rows, print_table
+from elle.cli.data import list_datasets
+from elle.cli.options import AsJson
+from elle.cli.printing import print_json, print_rows, print_table
 
 
 def methods(as_json: AsJson = False) -> None:

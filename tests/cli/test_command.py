@@ -23,8 +23,8 @@ from elle.methods import METHODS, find_method
 from elle.models.registry import MODELS
 from elle.version import __version__
 
-from .conftest import QUICK
-from .data.layouts import write_npz
+from ..conftest import QUICK
+from ..data.layouts import write_npz
 
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
 
@@ -172,7 +172,7 @@ def test_on_a_narrow_terminal_no_name_of_a_method_is_cut_off(elle, monkeypatch):
 
 
 def test_the_doctor_looks_for_every_extra_and_says_how_to_install_one(elle, monkeypatch):
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     declared = {
         name: [re.match(r"[\w-]+", package)[0] for package in packages]
         for name, packages in project["optional-dependencies"].items()
@@ -322,7 +322,7 @@ def test_a_full_disk_is_one_line_and_exit_code_1(train_quickly, monkeypatch):
 
 
 def test_a_stopped_run_is_one_line_and_exit_code_1_and_its_advice_works(train_quickly, elle, monkeypatch):
-    from elle.progress import TrainingProgress
+    from elle.cli.progress import TrainingProgress
 
     def stop(self, step):
         if step == 5:

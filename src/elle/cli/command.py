@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 import typer
 
-from elle import cli_bench, cli_evaluation, cli_export, cli_lists, cli_recipes, cli_sweep
-from elle.cli_data import app as data_app
-from elle.cli_options import AsJson, Device, Root
+from elle.cli import bench, evaluation, export, lists, recipes, sweep
+from elle.cli.data import app as data_app
+from elle.cli.options import AsJson, Device, Root
+from elle.cli.printing import print_accuracies, print_json
 from elle.config import KEYS, Config, load_config, parse_words
 from elle.data.registry import find_dataset
 from elle.errors import REASONS, InputError, Interrupted, WorkError, check_file_name, expanded, first_line, leave, tell
-from elle.printing import print_accuracies, print_json
 from elle.version import __version__
 
 app = typer.Typer(
@@ -187,7 +187,7 @@ def train(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    from elle.progress import TrainingProgress
+    from elle.cli.progress import TrainingProgress
 
     words = (words or []) + ([f"out={out}"] if out else [])
     if start_from is not None and not start_from.exists():
@@ -209,7 +209,7 @@ def train(
     with TrainingProgress(to_stderr=as_json) as progress:
         watcher = progress.watcher()
         if tensorboard:
-            from elle.scalars import with_tensorboard
+            from elle.cli.tensorboard import with_tensorboard
 
             watcher = with_tensorboard(watcher, run_directory(settings.resolved()) / "tensorboard")
         result = run_training(settings, resume=resume, start_from=start_from, watcher=watcher)
@@ -246,7 +246,7 @@ def watch(
 
     Example: elle watch runs/a runs/b
     """
-    from elle.watch import watch as follow
+    from elle.cli.watch import watch as follow
 
     follow(directories, once)
 
@@ -297,18 +297,18 @@ def plot(
         print(f"{len(write_figures(figures, drawn))} files are in {figures}")
 
 
-app.command()(cli_sweep.sweep)
-app.command()(cli_sweep.report)
-app.command()(cli_evaluation.evaluate)
-app.command()(cli_evaluation.compare)
-app.command()(cli_evaluation.show)
-app.command()(cli_recipes.recipes)
-app.command("show-schedule")(cli_recipes.show_schedule)
-app.command()(cli_recipes.tune)
-app.command()(cli_bench.bench)
-app.command()(cli_export.export)
-app.command()(cli_evaluation.metrics)
-app.command()(cli_lists.methods)
-app.command()(cli_lists.models)
-app.command()(cli_lists.datasets)
-app.command()(cli_lists.doctor)
+app.command()(sweep.sweep)
+app.command()(sweep.report)
+app.command()(evaluation.evaluate)
+app.command()(evaluation.compare)
+app.command()(evaluation.show)
+app.command()(recipes.recipes)
+app.command("show-schedule")(recipes.show_schedule)
+app.command()(recipes.tune)
+app.command()(bench.bench)
+app.command()(export.export)
+app.command()(evaluation.metrics)
+app.command()(lists.methods)
+app.command()(lists.models)
+app.command()(lists.datasets)
+app.command()(lists.doctor)

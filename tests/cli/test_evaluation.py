@@ -21,7 +21,7 @@ from elle.engine.trained import load_run
 from elle.evaluation.metrics import METRICS, linearity_metrics
 from elle.evaluation.units import Files
 
-from .test_cli import assert_one_line
+from .test_command import assert_one_line
 
 
 @pytest.fixture(autouse=True)
@@ -407,7 +407,7 @@ def test_images_are_shown(elle, run_copy):
 def test_torchrun_is_not_needed_to_evaluate_on_several_devices(elle, finished_run, monkeypatch):
     for name, value in {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("elle.cli.leave", sys.exit)  # a rank's own end would be the tests' end
+    monkeypatch.setattr("elle.cli.command.leave", sys.exit)  # a rank's own end would be the tests' end
     outcome = elle("evaluate", finished_run)
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
     assert "start it without torchrun, with --devices 0,1" in outcome.err

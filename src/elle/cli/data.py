@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from elle.cli_options import AsJson
+from elle.cli.options import AsJson
+from elle.cli.printing import print_json, print_rows, print_table
 from elle.config import format_radius
 from elle.data.registry import DATASETS, data_folder, find_dataset, load_dataset
 from elle.errors import InputError
-from elle.printing import print_json, print_rows, print_table
 
 app = typer.Typer(
     name="data",
