@@ -23,7 +23,7 @@ from elle.methods import METHODS, find_method
 from elle.models.registry import MODELS
 from elle.version import __version__
 
-from ..conftest import QUICK
+from ..conftest import QUICK, assert_one_line
 from ..data.layouts import write_npz
 
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
@@ -39,13 +39,6 @@ def elsewhere(tmp_path, monkeypatch):
 @pytest.fixture
 def train_quickly(elle):
     return lambda *words: elle("train", *QUICK, *words)
-
-
-def assert_one_line(outcome, code):
-    assert outcome.code == code, outcome
-    assert outcome.err.startswith("elle: "), outcome.err
-    assert outcome.err.count("\n") == 1, outcome.err
-    assert "Traceback" not in outcome.out + outcome.err
 
 
 def python(*words, **environment):

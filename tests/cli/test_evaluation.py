@@ -21,7 +21,7 @@ from elle.engine.trained import load_run
 from elle.evaluation.metrics import METRICS, linearity_metrics
 from elle.evaluation.units import Files
 
-from .test_command import assert_one_line
+from ..conftest import assert_one_line
 
 
 @pytest.fixture(autouse=True)
