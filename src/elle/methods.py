@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elle.core.attacks import Replay, SignStep, in_eval_mode
+from elle.core.attacks import Replay, SignStep
+from elle.core.attacks.network import in_eval_mode
 from elle.core.controller import Constant, OnOff
 from elle.core.inner import Bilevel, Guided, LatentStep, WorstGap
 from elle.core.linearity import (

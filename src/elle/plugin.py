@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from elle.core.attacks import Model, check_batch, check_classes, check_logits, check_radius, parallel_parts
+from elle.core.attacks import Model
+from elle.core.attacks.checks import check_batch, check_classes, check_logits, check_radius
+from elle.core.attacks.network import parallel_parts
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Criterion, Linearity, Norm, cross_entropy
 from elle.models.half_weights import has_compiled_parts

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from elle.core.attacks import in_eval_mode
+from elle.core.attacks.network import in_eval_mode
 from elle.core.inner import Bilevel, Guided, LatentStep, WorstGap, nuclear_norm
 from elle.core.linearity import input_gradient
 from elle.methods import METHODS

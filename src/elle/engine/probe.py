@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elle.core.attacks import Norm, SignStep, check_count, one_radius, unwrapped
+from elle.core.attacks import Norm, SignStep
+from elle.core.attacks.checks import check_count, one_radius
+from elle.core.attacks.network import unwrapped
 from elle.core.linearity import Linearity
 from elle.engine.monitor import Monitor, Reading, Verdict
 from elle.evaluation.autoattack import oracle

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elle.core.attacks import one_radius, unwrapped
+from elle.core.attacks.checks import one_radius
+from elle.core.attacks.network import unwrapped
 from elle.core.precision import Precision
 from elle.errors import InputError
 from elle.evaluation.autoattack import ORDER, Norm, adaptations

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elle.core.attacks import check_logits, differentiable
+from elle.core.attacks.checks import check_logits
+from elle.core.attacks.network import differentiable
 from elle.core.linearity import cross_entropy
 from elle.errors import InputError, WorkError, first_line
 from elle.evaluation import pgd

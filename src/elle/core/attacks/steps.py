@@ -1,27 +1,19 @@
-"""Attacks: (model, x, y, eps) -> x_adv. One loop of normalised gradient steps serves every name.
-
-The model is used in the mode it is in. In train mode each forward moves BatchNorm's running statistics, as in
-the paper's training; call `model.eval()` first to attack a fixed model.
-"""
+"""Normalised gradient steps inside a ball: an attack as a row of settings, and the one that lives through replays."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import numbers
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
-Model = Callable[[Tensor], Tensor]
-AnyModel = TypeVar("AnyModel", bound=Model)
+from elle.core.attacks.checks import check_classes, check_count, check_logits, check_probabilities
+from elle.core.attacks.network import Model, apart_from_ranks, differentiable, in_eval_mode, unwrapped
 
 Norm = Literal["linf", "l2"]
 
@@ -147,7 +139,7 @@ class SignStep:
         if target.dim() == 1:
             loss = F.cross_entropy(logits.float(), target, reduction="sum")
         else:
-            _check_probabilities(target, logits)
+            check_probabilities(target, logits)
             loss = F.kl_div(F.log_softmax(logits.float(), 1), target, reduction="sum")
         return loss, torch.full_like(loss, SCALE)
 
@@ -197,203 +189,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-def check_radius(eps: float | Tensor, norm: str = "linf", allow_zero: bool = False) -> None:
-    """Refuse a radius that cannot be meant; one that is a tensor is not read, as that would wait for its device."""
-    if isinstance(eps, Tensor):
-        return
-    if not isinstance(eps, numbers.Real):
-        raise ValueError(f"eps is {eps!r}, a {type(eps).__name__}; give a number, for example 8 / 255")
-    if not 0 <= eps < math.inf or (eps == 0 and not allow_zero) or (norm == "linf" and eps > 1):
-        raise ValueError(f"eps is {eps}; for images in [0, 1] write it as a fraction, for example 8/255")
-
-
-def one_radius(eps: float | Tensor, norm: str = "linf", allow_zero: bool = False) -> float:
-    """The radius of all images as a plain number, if it can be meant; one that is a tensor is read."""
-    if isinstance(eps, Tensor):
-        if eps.numel() != 1:
-            raise ValueError(f"eps has shape {list(eps.shape)}; give one number, for all images and pixels")
-        eps = eps.item()
-    check_radius(eps, norm, allow_zero)
-    return float(eps)
-
-
-def check_count(name: str, value: int) -> None:
-    if not (isinstance(value, numbers.Integral) and value >= 1):
-        raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")
-
-
-def check_batch(x: Tensor, y: Tensor, eps: float | Tensor, norm: str = "linf") -> None:
-    """Refuse images of whole numbers, which have no gradient, and radii [B], which would be those of columns."""
-    if not isinstance(x, Tensor):
-        raise ValueError(f"x is a {type(x).__name__}; give a tensor of floats in [0, 1]")
-    if not x.is_floating_point():
-        raise ValueError(f"x is {x.dtype}; it must be floats in [0, 1], for example x.float() / 255")
-    if not isinstance(y, Tensor):
-        raise ValueError(f"y is a {type(y).__name__}; give a tensor with a label for each image")
-    if not isinstance(eps, Tensor) or eps.dim() == 0:
-        return
-    if eps.dim() != x.dim() or (norm != "linf" and eps[:1].numel() != 1):
-        shape = ", ".join(["-1", *["1"] * (x.dim() - 1)])
-        raise ValueError(f"eps has shape {list(eps.shape)}; give one number, or one an image as eps.view({shape})")
-    if torch.promote_types(eps.dtype, x.dtype) != x.dtype:
-        raise ValueError(f"eps is {eps.dtype} and x {x.dtype}, which would change; give eps.to(x.dtype)")
-
-
-def check_logits(answer: object) -> Tensor:
-    """What a network answered, if that is a tensor; some return a tuple, or an object that holds the logits."""
-    if not isinstance(answer, Tensor):
-        raise ValueError(
-            f"the network returned a {type(answer).__name__}, not logits [B, K]; wrap it in a module that returns "
-            f"these alone, or pass a function that does: lambda x: model(x).logits"
-        )
-    return answer
-
-
-def check_classes(logits: Tensor) -> Tensor:
-    """Refuse one logit an image, of which the cross-entropy is 0 whatever it is: an attack would return its images."""
-    if logits.dim() < 2 or logits.shape[1] < 2:
-        raise ValueError(
-            f"the network returned logits of shape {list(logits.shape)}; the cross-entropy needs one for each class, "
-            f"[B, K]: for a single logit z of shape [B, 1] return torch.cat([torch.zeros_like(z), z], 1), and give "
-            f"labels 0 and 1"
-        )
-    return logits
-
-
-def fgsm(
-    model: Model,
-    x: Tensor,
-    y: Tensor,
-    eps: float | Tensor,
-    *,
-    clip: bool = False,
-    norm: Norm = "linf",
-) -> Tensor:
-    """x + eps * sign(grad L(x)) (Goodfellow et al., arXiv 1412.6572), not clipped unless asked, as in the paper."""
-    check_radius(eps, norm, allow_zero=True)
-    check_batch(x, y, eps, norm)
-    return SignStep(clip=clip, norm=norm)(model, x, y, eps)
-
-
-def n_fgsm(model: Model, x: Tensor, y: Tensor, eps: float | Tensor, *, noise: float = 2) -> Tensor:
-    """x + eta + eps * sign(grad L(x + eta)), eta ~ Unif(+-noise * eps), unprojected (arXiv 2202.01181)."""
-    check_radius(eps, allow_zero=True)
-    check_batch(x, y, eps)
-    return SignStep(noise=noise, project=False)(model, x, y, eps)
-
-
-def pgd(
-    model: Model,
-    x: Tensor,
-    y: Tensor,
-    eps: float | Tensor,
-    *,
-    steps: int = 20,
-    alpha: float | None = None,
-    norm: Norm = "linf",
-) -> Tensor:
-    """PGD from a uniform start, inside the ball and [0, 1]; alpha in units of eps, 2.5 / steps by default."""
-    check_radius(eps, norm, allow_zero=True)
-    check_batch(x, y, eps, norm)
-    check_count("steps", steps)
-    attack = SignStep(alpha=2.5 / steps if alpha is None else alpha, steps=steps, noise=1, clip=True, norm=norm)
-    if 0 < attack.alpha * steps < 1 - 1e-6:
-        # 2/255, as papers write a step, would be 2/255 of eps: an attack that goes nowhere and says so to nobody.
-        raise ValueError(
-            f"alpha is {alpha:g} in units of eps: {steps} steps of it do not reach from the image to the ball's edge; "
-            f"write a step of 2/255 as (2 / 255) / eps"
-        )
-    return attack(model, x, y, eps)
-
-
-def _check_probabilities(target: Tensor, logits: Tensor) -> None:
-    """Refuse a column of labels [B, 1] and the like, which would be broadcast, or refused in torch's words."""
-    if target.shape != logits.shape or not target.is_floating_point():
-        raise ValueError(
-            f"y is {target.dtype} of shape {list(target.shape)} for logits {list(logits.shape)}; it must be labels "
-            f"[B], for example y.flatten(), or probabilities [B, K] as floats"
-        )
-
-
-def unwrapped(model: AnyModel) -> AnyModel:
-    """The network in DistributedDataParallel: what an attack passes through it is no business of the other ranks.
-
-    The wrapper would take an attack's backward for the step's, and wait for ranks that may not be attacking.
-    """
-    return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-@contextlib.contextmanager
-def parallel_parts(model: Model, **settings: bool) -> Iterator[None]:
-    """Every DistributedDataParallel inside the network with these attributes, which are put back afterwards.
-
-    It may be inside of torch.compile or of another module, or be called by a plain function.
-    """
-    if not (dist.is_available() and dist.is_initialized()):
-        yield
-        return
-    seen: set[nn.Module] = set()
-    kept: list[tuple[DistributedDataParallel, dict[str, bool]]] = []
-
-    def find(called: nn.Module, *_: object) -> None:
-        if torch.compiler.is_compiling():  # what is compiled has been looked into when it was called
-            return
-        for part in () if called in seen else called.modules():
-            if isinstance(part, DistributedDataParallel) and part not in seen:
-                kept.append((part, {name: getattr(part, name) for name in settings}))
-                part.__dict__.update(settings)
-            seen.add(part)
-
-    # What a function calls is known when it does.
-    calls = None if isinstance(model, nn.Module) else register_module_forward_pre_hook(find)
-    try:
-        if isinstance(model, nn.Module):
-            find(model)
-        yield
-    finally:
-        if calls is not None:
-            calls.remove()
-        for wrapper, before in kept:
-            wrapper.__dict__.update(before)
-
-
-def apart_from_ranks(model: Model) -> contextlib.AbstractContextManager[None]:
-    """Passes that are no business of the other ranks, which may not make them, and whose backward is not the step's.
-
-    With static_graph the first backward at all would be taken for a step's: it would wait for the other ranks, and the
-    gradients of the step itself would never be averaged.
-    """
-    return parallel_parts(
-        model,
-        require_forward_param_sync=False,
-        require_backward_grad_sync=False,
-        find_unused_parameters=False,
-        static_graph=False,
-    )
-
-
-def differentiable() -> contextlib.AbstractContextManager[object]:
-    """Outside of the caller's inference mode, in which there is no gradient to attack with."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-
-
 def _probabilities(model: Model, x: Tensor) -> Tensor:
     with torch.no_grad():
         return F.softmax(model(x).float(), 1)
-
-
-@contextlib.contextmanager
-def in_eval_mode(model: Model) -> Iterator[None]:
-    """Every module of the network in eval mode, and each back in its own mode afterwards."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    modes = [module.training for module in modules]
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, training in zip(modules, modes, strict=True):
-            module.training = training
 
 
 def _random_direction(x: Tensor, norm: Norm) -> Tensor:
