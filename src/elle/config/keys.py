@@ -1,15 +1,13 @@
-"""Every knob of a run once: typed, validated, and read from TOML and `key=value` words alike."""
+"""Every knob of a run once: typed, validated, with its description and its default."""
 
 from __future__ import annotations
 
-import math
-import tomllib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from elle.config.radius import Radius, check_radius, format_radius
 from elle.core.schedules import SCHEDULES
 from elle.data.phases import Phase, format_phases, parse_phases
 from elle.data.registry import find_dataset
@@ -21,49 +19,8 @@ OWN_IMAGES = ("arrays", "folder")
 """Datasets that are whatever their root holds: the name of that folder tells one from another, wherever it lies."""
 
 
-def parse_radius(value: Any) -> float:
-    """A radius as papers write it, `8/255`, or a decimal such as `0.3`."""
-    refusal = ValueError(f"{value!r} is not a radius; write it as 8/255 or 0.03")
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise refusal
-    try:
-        above, slash, below = str(value).partition("/")
-        eps = float(above) / float(below) if slash else float(above)
-    except (ValueError, ZeroDivisionError):
-        raise refusal from None
-    if not math.isfinite(eps):
-        raise refusal
-    return eps
-
-
-def format_radius(eps: float) -> str:
-    """`8/255` where eps is a whole number of grey levels and no short decimal such as 0.2; otherwise the decimal."""
-    levels = round(eps * 255)
-    return f"{levels}/255" if levels / 255 == eps and len(repr(eps)) > 5 else repr(eps)
-
-
-def check_radius(eps: float, norm: str) -> float:
-    """Refuse radii that cannot be meant: images lie in [0, 1], so an l-infinity radius is below 1."""
-    if not 0 < eps < math.inf:
-        raise ValueError(f"eps is {eps:g}; it must be greater than 0")
-    if norm == "linf" and eps >= 1:
-        raise ValueError(f"eps is {eps:g}, but images are in [0, 1]; did you mean eps={eps:g}/255?")
-    return eps
-
-
-def radius_option(text: str, norm: str) -> float:
-    """The radius that a command's --eps gives."""
-    try:
-        return check_radius(parse_radius(text), norm)
-    except ValueError as problem:
-        raise InputError(f"--eps {text}: {problem}") from None
-
-
 def _phases(value: Any) -> tuple[Phase, ...] | None:
     return None if value is None else parse_phases(value)
-
-
-Radius = Annotated[float, BeforeValidator(parse_radius)]
 
 
 class Config(BaseModel):
@@ -178,7 +135,7 @@ class Config(BaseModel):
         if "value" in self.options.get("weight", {}):  # reports, cards and `elle tune` know lambda by its key
             value = self.options["weight"]["value"]
             raise ValueError(f"method.weight.value={value} is lambda, which has a key of its own; write weight={value}")
-        _check_text(self.model_dump(include={*_TEXT_KEYS}))
+        _check_text(self.model_dump(include={*TEXT_KEYS}))
         return self
 
     def resolved(self) -> Config:
@@ -265,6 +222,9 @@ def _of_phases(phases: tuple[Phase, ...] | None) -> dict[str, int]:
 KEYS = {name: field.description for name, field in Config.model_fields.items() if name != "options"}
 """What a user may set, with a description; a method's own fields are written method.PART.FIELD."""
 
+TEXT_KEYS = {key for key, field in Config.model_fields.items() if "str" in str(field.annotation)} | {"eps", "phases"}
+"""Keys whose word on the command line is text, whatever it looks like."""
+
 
 def _check_text(values: Mapping[str, Any]) -> None:
     """Refuse the name of a folder whose bytes are no text: a config.toml with it could be read by nobody."""
@@ -312,96 +272,6 @@ def _first_problem(problem: ValidationError) -> str:
     message = error["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     message = message.replace("a valid boolean", "true or false").replace("a valid integer", "a whole number")
     return message if error["type"] == "value_error" and not key else f"{key}={error['input']!r}: {message}"
-
-
-def parse_words(words: Sequence[str]) -> dict[str, Any]:
-    """`key=value` words of the command line as the values a TOML file would give."""
-    values: dict[str, Any] = {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        if not equals or not key:
-            raise InputError(f"{word!r} is not key=value, for example method=elle-a")
-        if not text:
-            raise InputError(f"{word!r} has no value; write one, or leave the word out")
-        place = values
-        *folders, name = key.split(".")
-        if (folders or [name])[0] not in KEYS or (folders and folders[0] != "method"):
-            raise InputError(f"unknown key {key!r}{nearest(key, KEYS)}; `elle train --help` lists the keys")
-        if key == "method" and isinstance(values.get("method"), dict):
-            place, name = values["method"], "name"
-        for folder in folders:
-            below = place.setdefault(folder, {})
-            if not isinstance(below, dict):
-                below = place[folder] = {"name": below}
-            place = below
-        place[name] = text if key in _TEXT_KEYS else _value(text)
-    return values
-
-
-_TEXT_KEYS = {key for key, field in Config.model_fields.items() if "str" in str(field.annotation)} | {"eps", "phases"}
-
-
-def _value(text: str) -> Any:
-    """A number, a boolean, or the text itself."""
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def load_config(words: Sequence[str], file: Path | None = None) -> Config:
-    """The configuration of a TOML file, overridden by `key=value` words; unresolved."""
-    values: dict[str, Any] = {}
-    if file is not None:
-        values = read_toml(file)
-        parse_config(values, where=f"{file}: ")
-    words_values = parse_words(words)
-    if "method" in words_values and "method" in values:
-        words_values["method"] = _merged(_table(values["method"]), _table(words_values["method"]))
-    if "phases" in words_values:  # which say how many epochs and of what batch, instead of the file's
-        values = {key: value for key, value in values.items() if key not in ("epochs", "batch")}
-    return parse_config(values | words_values)
-
-
-def run_config(directory: Path) -> Config:
-    """The settings of a run directory; InputError where it is none."""
-    if not directory.is_dir():
-        what = "is not a folder" if directory.exists() else "does not exist"
-        raise InputError(f"{directory} {what}; give the run directory that `elle train` wrote")
-    file = directory / "config.toml"
-    if not file.is_file():
-        below = min(directory.glob("*/config.toml"), default=None)
-        hint = f"give a run in it, such as {below.parent}" if below else "`elle train` writes one"
-        raise InputError(f"{directory} is not a run directory: it has no config.toml; {hint}")
-    return load_config([], file)
-
-
-def _table(method: Any) -> dict[str, Any]:
-    return method if isinstance(method, dict) else {"name": method}
-
-
-def _merged(file: dict[str, Any], words: dict[str, Any]) -> dict[str, Any]:
-    """The file's method with the words' fields; another method takes none of the file's."""
-    if words.get("name", file.get("name")) != file.get("name"):
-        return words
-    both = [part for part in words if isinstance(words[part], dict) and isinstance(file.get(part), dict)]
-    return file | words | {part: file[part] | words[part] for part in both}
-
-
-def read_toml(file: Path) -> dict[str, Any]:
-    """The values of a TOML file."""
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{file} does not exist") from None
-    except OSError as problem:
-        raise InputError(f"{file} is not a readable TOML file: {problem.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise InputError(f"{file} is not a readable TOML file: {problem}") from None
 
 
 def on_own_images(config: Config, result: Mapping[str, Any], evaluation: Mapping[str, Any]) -> bool:
