@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +33,12 @@ from elle.published import (
     gradalign_weight,
     llr_weight,
     n_fgsm_noise,
-    table_radius,
     zerograd_share,
 )
 
 Loss = CrossEntropy | Penalised | Trades | VertexMix | Guided | LatentStep | Bilevel | WorstGap
-_OWN_POINTS = (Guided, LatentStep, Bilevel)
+OWN_POINTS = (Guided, LatentStep, Bilevel)
+"""Losses that find points of their own to train at."""
 _CROSS_ENTROPY = CrossEntropy()
 
 
@@ -94,7 +92,7 @@ class Method:
     @property
     def adversarial(self) -> bool:
         """Whether it trains on attacked points, its own or an attack's."""
-        return self.attack is not None or isinstance(self.loss, _OWN_POINTS)
+        return self.attack is not None or isinstance(self.loss, OWN_POINTS)
 
     @property
     def few_steps(self) -> bool:
@@ -310,82 +308,3 @@ def find_method(name: str) -> Method:
         f"method {name!r} does not exist{nearest(name, METHODS)}; "
         f"choose from {', '.join(METHODS)}, or add +elle or +elle-a to one without it"
     )
-
-
-def configured(
-    name: str,
-    *,
-    weight: float | None = None,
-    norm: str = "linf",
-    clip: bool = False,
-    data: str = "",
-    eps: float = 8 / 255,
-    model: str = "",
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Method:
-    """The row `name` as a run uses it.
-
-    What its authors chose for this dataset and eps, then the ELLE penalty's weight, the norm and clipping to [0, 1],
-    then the user's own fields: the later wins.
-    """
-    method = find_method(name)
-    if norm != "linf" and isinstance(method.loss, (*_OWN_POINTS, WorstGap)):
-        raise InputError(f"method {name} is defined for norm=linf only")
-    layers: list[Mapping[str, Mapping[str, Any]]] = []
-    if method.published:
-        layers.append(method.published(data, table_radius(eps, norm), model))
-    if weight is not None and method.weight is not None:
-        layers.append({"weight": {"value": weight}})
-    ball: dict[str, Any] = ({"norm": norm} if norm != "linf" else {}) | ({"clip": True} if clip else {})
-    layers.append({slot: ball for slot in ("attack", "regulariser") if ball and getattr(method, slot) is not None})
-    if norm != "linf" and isinstance(method.loss, Penalised):
-        layers.append({"loss": {"norm": norm}})
-    for layer in [*layers, options or {}]:
-        for slot, fields in layer.items():
-            method = _with_fields(method, slot, fields)
-    if method.attack is not None and method.attack.norm != norm:
-        own = method.attack.norm
-        raise InputError(f"method.attack.norm={own}: eps, and the evaluation, are in norm={norm}; write norm={own}")
-    if method.regulariser is not None and method.regulariser.form == "2p":
-        if method.attack is None or isinstance(method.loss, VertexMix):
-            raise InputError(f"method.regulariser.form=2p needs the attack's points, where {name} does not train")
-        if isinstance(method.attack, Replay):
-            raise InputError(
-                f"method.regulariser.form=2p is not for {name}: its perturbation would go up the penalty too"
-            )
-    return method
-
-
-_KINDS: dict[str, tuple[type, ...]] = {
-    "float": (int, float),
-    "int": (int,),
-    "int | None": (int,),
-    "bool": (bool,),
-    "Norm": (str,),
-    "str": (str,),
-}
-"""What a field may hold, by its annotation."""
-
-
-def _with_fields(method: Method, slot: str, fields: Mapping[str, Any]) -> Method:
-    parts = {name: getattr(method, name) for name in ("attack", "loss", "regulariser", "weight", "subspace")}
-    slots = [name for name, part in parts.items() if part is not None and dataclasses.fields(part)]
-    if slot not in slots:
-        raise InputError(f"method {method.name} has no part {slot!r}; it has {', '.join(slots)}")
-    part = getattr(method, slot)
-    known = {field.name: field.type for field in dataclasses.fields(part) if not callable(getattr(part, field.name))}
-    for name, value in fields.items():
-        if name not in known:
-            raise InputError(
-                f"method.{slot}.{name} is not an option of {method.name}{nearest(name, known)}; "
-                f"method.{slot} has {', '.join(known)}"
-            )
-        kinds = _KINDS.get(str(known[name]), (str, int, float))
-        if isinstance(value, bool) != (kinds == (bool,)) or not isinstance(value, kinds):
-            default = getattr(part, name)
-            like = "a whole number" if default is None else f"like its default, {default!r}"
-            raise InputError(f"method.{slot}.{name}={value!r} should be {like}")
-    try:
-        return dataclasses.replace(method, **{slot: dataclasses.replace(part, **fields)})
-    except (TypeError, ValueError) as problem:
-        raise InputError(f"method.{slot} of {method.name}: {problem}") from None
