@@ -150,10 +150,10 @@ def test_failed_checks_are_printed(elle, tiny):
     [
         (["--attack", "autoatack"], "did you mean 'autoattack'?"),
         (["--attack", "fgsm", "--norm", "l1", "--eps", "12"], "fgsm has no l1 form"),
-        (["--norm", "l3"], "--norm 'l3' does not exist"),
+        (["--norm", "l3"], "--norm l3 does not exist"),
         (["--norm", "l2"], "--norm l2 needs --eps"),
-        (["--engine", "quick"], "--engine 'quick' does not exist"),
-        (["--precision", "fp8"], "--precision 'fp8' does not exist"),
+        (["--engine", "quick"], "--engine quick does not exist"),
+        (["--precision", "fp8"], "--precision fp8 does not exist"),
         (["--devices", ","], "--devices names none"),
         (["--model", "small-cnn"], "--model goes with --weights"),
         (["--eps", "300/255"], "did you mean"),

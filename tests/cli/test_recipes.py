@@ -56,7 +56,7 @@ def test_tuning_tries_each_value_and_names_the_best(elle):
         (["tune", "table-9"], "no recipe 'table-9', did you mean"),
         (["tune", "method=elle", "--weights", "1,x"], "write numbers with commas"),
         (["tune", "method=elle", "--weights", "0,1"], "greater than 0"),
-        (["tune", "method=elle", "--search", "best"], "there are grid and optuna"),
+        (["tune", "method=elle", "--search", "best"], "--search best does not exist; choose from grid, optuna"),
         (["show-schedule", "shrt"], "no schedule 'shrt', did you mean 'short'"),
         (["show-schedule", "short", "--out", "short.png"], "is no .svg; name a .svg file"),
         (["tune", "method=elle", "data=digits", "out=here"], "name it with --out here"),

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from elle.cli.options import AsJson, Device
+from elle.cli.options import PRECISIONS, AsJson, Device, check_choice
 from elle.cli.printing import print_json, print_table
-from elle.errors import InputError, nearest
+from elle.errors import InputError
 
 _CHOICES = {
-    "precision": ("auto", "fp32", "tf32", "fp16", "bf16"),
+    "precision": PRECISIONS,
     "memory": ("auto", "low"),
     "penalty": ("trained", "measured", "left out"),
     "fused": ("auto", "off"),
@@ -46,8 +45,7 @@ def bench(
     """
     given = {"precision": precision, "memory": memory, "penalty": penalty, "fused": fused}
     for name, value in given.items():
-        if value not in _CHOICES[name]:
-            raise InputError(f"--{name} {value} does not exist; choose from {', '.join(_CHOICES[name])}")
+        check_choice(name, value, _CHOICES[name])
     import torch
 
     from elle.engine.bench import Setting, measure, with_ratios
@@ -58,8 +56,7 @@ def bench(
     names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
     for name in names:
         find_method(name)
-    if model not in MODELS:
-        raise InputError(f"--model {model} does not exist{nearest(model, MODELS)}; choose from {', '.join(MODELS)}")
+    check_choice("model", model, MODELS)
     where = pick_device(device)
     kind = pick_precision(precision, where)
     prepare_device(where, kind)
@@ -124,13 +121,9 @@ def _check_folder(folder: Path) -> None:
         raise InputError(f"--out {folder} cannot be a folder: {problem.strerror}; choose another") from None
 
 
-def measured_with(device: str, torch_version: str) -> str:
-    """The end of a result file's name: nvidia-h200-torch2.11.0."""
-    return f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}-torch{torch_version.split('+')[0]}"
-
-
 def _write(folder: Path, result: dict[str, Any], usual: dict[str, Any]) -> list[Path]:
     """bench-NETWORK-DEVICE-torchVERSION.json and .svg; what is not as usual is named after the network."""
+    from elle.engine.runtime import measured_with
     from elle.experiments.stacked_bars import StackedBars, draw_stacked_bars
     from elle.files import write_json, write_text
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from elle.cli.options import AsJson, Device, Eps, Limit, Root
+from elle.cli.options import PRECISIONS, AsJson, Device, Eps, Limit, Root, check_choice
 from elle.cli.printing import print_accuracies, print_json, print_table
 from elle.config import format_radius, radius_option
-from elle.errors import InputError, check_file_name, nearest
+from elle.errors import InputError, check_file_name
 
 Weights = Annotated[
     str | None, typer.Option(help="A .safetensors or state_dict file of a network that elle did not train.")
@@ -74,8 +74,8 @@ def evaluate(
 
     Example: elle evaluate runs/digits-elle-a-eps0.2-seed0 --attack clean,fgsm,pgd-20,pgd-50-10
     """
-    _choose("engine", engine, ("fast", "reference"))
-    _choose("precision", precision, ("auto", "fp32", "tf32", "fp16", "bf16"))
+    check_choice("engine", engine, ("fast", "reference"))
+    check_choice("precision", precision, PRECISIONS)
     from elle.engine.assessment import Job, assess_run
     from elle.engine.ranks import check_not_launched
     from elle.engine.runtime import pick_device
@@ -86,7 +86,7 @@ def evaluate(
 
     check_not_launched()
     if norm is not None:
-        _choose("norm", norm, NORMS)
+        check_choice("norm", norm, NORMS)
     parse_attacks(attack)
     names = _devices(devices) if devices else [device]
     first = pick_device(names[0])
@@ -226,11 +226,6 @@ def metrics(
     ]
     if not print_table(["metric", *columns, "what it is"], rows, explained=True):
         print("what each metric is: in a wider terminal, or in docs/metrics.md")
-
-
-def _choose(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InputError(f"--{name} {value!r} does not exist{nearest(value, allowed)}; use {', '.join(allowed)}")
 
 
 def _devices(words: str) -> list[str]:

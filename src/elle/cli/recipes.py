@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elle.cli.options import AsJson
+from elle.cli.options import AsJson, check_choice
 from elle.cli.printing import print_json, print_rows, print_table
 from elle.config import Config, format_radius
 from elle.errors import InputError, check_file_name
@@ -95,8 +95,7 @@ def tune(
 
     from elle.experiments.tune import chosen, grid_search, optuna_search, settings
 
-    if search not in ("grid", "optuna"):
-        raise InputError(f"--search {search}: there are grid and optuna")
+    check_choice("search", search, ("grid", "optuna"))
     for option in [name for name, value in (("trials", trials), ("storage", storage)) if value is not None]:
         if search == "grid":
             raise InputError(f"--{option} is of a search with Optuna; add --search optuna, or leave it out")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elle.cli.options import AsJson
+from elle.cli.options import AsJson, check_choice
 from elle.cli.printing import print_json, print_table
 from elle.errors import InputError, Interrupted, WorkError, nearest
 
@@ -162,8 +162,7 @@ def _ray(
 
 def _check_place(on: str, gpus: str | None, of_cluster: list[str]) -> None:
     """Refuse options that have no effect where the runs are made: a user counts on them."""
-    if on not in ("local", "ray"):
-        raise InputError(f"--on {on}: write local or ray")
+    check_choice("on", on, ("local", "ray"))
     if on == "local" and of_cluster:
         raise InputError(f"--{of_cluster[0].replace('_', '-')} is of a cluster; add --on ray, or leave it out")
     if on == "ray" and gpus is not None:
