@@ -61,9 +61,10 @@ def begin(monkeypatch):
     """Run a demo up to its first training."""
 
     def run(out):
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch:
             patch.setattr("elle.demo._start", _interrupt)
-            run_demo(out, seed=3, quiet=True)
+            with pytest.raises(KeyboardInterrupt):
+                run_demo(out, seed=3, quiet=True)
 
     return run
 
