@@ -97,7 +97,7 @@ def _of_system(problem: Exception) -> InputError | WorkError | None:
 
 
 def _usage(problem: Any) -> str:
-    """What is wrong in the command line, and which --help tells how it is written."""
+    """The mistake in the command line, and the --help that shows how the command is written."""
     message: str = problem.format_message()
     context = getattr(problem, "ctx", None)
     if context is None or "\n" in message:

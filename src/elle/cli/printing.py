@@ -61,7 +61,7 @@ def _whole_columns(columns: list[str], rows: list[list[str]], width: int) -> lis
 
 
 def _room(columns: list[str], rows: list[list[str]], width: int) -> int:
-    """What the short columns leave to texts."""
+    """The characters of a line that the short columns leave for texts."""
     return width - sum(one + 2 for one in _widths(columns, rows) if one <= _SHORT)
 
 

@@ -103,7 +103,7 @@ def train(
 
 
 def _settings(words: list[str], file: Path | None, resume: bool) -> Config:
-    """What the words and the file say; a run that is continued has a file of its own."""
+    """The settings that the words and the file give; for a run that is continued, the file is its own config.toml."""
     given = parse_words(words)
     directory = given.get("out")
     if resume and file is None and directory:

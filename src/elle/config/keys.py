@@ -212,7 +212,7 @@ class Config(BaseModel):
 
 
 def _of_phases(phases: tuple[Phase, ...] | None) -> dict[str, int]:
-    """What phases say of other keys; the image size, that of the evaluation, may still be another."""
+    """The values of other keys that phases determine; a user may still choose another image size for the evaluation."""
     if not phases:
         return {}
     most = max(phase.batch for phase in phases)

@@ -122,7 +122,7 @@ def enough_images(data: Split) -> npt.NDArray[np.uint8]:
 
 
 def _short_sides(split: FolderSplit) -> list[int]:
-    """Of some images, spread over the set."""
+    """The lengths in pixels of the short sides of some images, spread over the set."""
     from elle.data.decoding import OpenImage
 
     images = (OpenImage(str(path)) for path in split.paths[:: max(1, len(split) // _LOOKED_AT)])
@@ -169,7 +169,7 @@ def _batch_for(images: int) -> int:
 
 
 def described(images: ImageSet, validation: int) -> list[str]:
-    """What a folder was found to hold, and what in it is not read, a line each; none for other sets."""
+    """Lines for the user about a folder: its contents, and the files in it that are not read; none for other sets."""
     if not isinstance(images.train, FolderImages):
         return []
     names = ", ".join(images.classes[:8]) + (", .." if len(images.classes) > 8 else "")

@@ -38,7 +38,7 @@ from elle.version import __version__
 
 @dataclass
 class Watcher:
-    """What a run tells whoever watches it; the default watcher looks away."""
+    """Functions that a run calls to report its progress; those of the default watcher do nothing."""
 
     started: Callable[[Config, int, int], None] = lambda config, steps, done: None
     stepped: Callable[[int], None] = lambda step: None
@@ -342,7 +342,7 @@ class Run:
         return f"continue with: elle train --out {shlex.quote(str(self.directory))} {words}"
 
     def model_header(self) -> dict[str, Any]:
-        """What a file of weights says of its network, and of the images that it was trained on."""
+        """The header of a file of weights: the network, and the images that it was trained on."""
         return {
             "kind": "model",
             "model": self.config.model,

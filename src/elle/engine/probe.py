@@ -164,7 +164,7 @@ class CollapseMonitor(Monitor):
         return torch.cat([accuracies, torch.stack([error.float(), loss, classes])])
 
     def _seen(self, model: nn.Module, some: slice) -> tuple[Tensor, Tensor]:
-        """Of some images the errors [B], and the logits without attack, under one step and under several [3, B, C]."""
+        """The errors of some images [B], and their logits without attack, under one step and several [3, B, C]."""
         x, y = self.x[some], self.y[some]
         x_single = self.single(model, x, y, self.eps)
         x_multi = self.multi(model, x, y, self.eps, self.begin[some])
@@ -187,7 +187,7 @@ class GraphedLook:
         return self.work is not None and self.work.graph is not None
 
     def __call__(self, model: nn.Module) -> Tensor:
-        """What `measure` finds."""
+        """Call `measure`, or replay it."""
         if self.work is None:
             self.work = Captured(functools.partial(self.measure, model), self.device, eager=1)
         return self.work()

@@ -39,7 +39,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def hardware_name(device: torch.device) -> str:
-    """What a time was measured on: the GPU's name, or `cpu`."""
+    """The name of the device, to write beside a time: that of the GPU, or `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 

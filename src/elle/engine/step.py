@@ -108,7 +108,7 @@ class Step:
         self.optimizer.expect_half(lowered_weights(self.model) if self._may_update_by_half() else [])
 
     def begin_phase(self) -> None:
-        """What starts anew with a phase of the run."""
+        """Restart what belongs to one phase of the run: the ramp of the weight."""
         if isinstance(self.method.weight, OnOff):
             self.method.weight.begin_phase(self.rule)
 
@@ -158,7 +158,10 @@ class Step:
             return _row(loss, _accuracy(logits, y), seen, weight, threshold)
 
     def _accumulated(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
-        """The same, a micro-batch at a time; loss and penalty apart, as the weight is known when all have been seen."""
+        """As `_gradient`, a micro-batch at a time.
+
+        The gradients of loss and penalty are added up apart: the weight is known only after the last micro-batch.
+        """
         count = self.accumulate
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         # In half precision the penalty's gradient needs a scale: the largest weight it may get.
@@ -323,7 +326,7 @@ class Step:
             self.method.subspace.project(self.kept, parameters, before)
 
     def between(self, done: int) -> None:
-        """What the method does after `done` steps and outside of them."""
+        """The work of the method between two steps, after `done` of them."""
         if self.method.subspace is not None and self.method.subspace.observe(
             self.kept, self.model, done, self.total_steps
         ):

@@ -94,7 +94,7 @@ def assess(
     chunk: int | None = None,
     compile: bool = False,
 ) -> dict[str, Any]:
-    """As `evaluate`, and the whole record that can be published: self-checks, outcomes by point, settings, versions."""
+    """As `evaluate`, but returns the whole record to publish: self-checks, outcomes by point, settings, versions."""
     device = _device(model, x, y)
     how, chunk = precision or search_precision(device), chunk or default_chunk(device, math.prod(x.shape[2:]))
     settings = Settings(_radius(eps, norm), norm, seed, engine, how, batch, chunk, compile)
@@ -191,7 +191,7 @@ def record_of(
 
 
 def versions(engine: Engine, attacks: list[EvaluationAttack]) -> dict[str, str | None]:
-    """Of everything that computed."""
+    """The versions of all software that took part."""
     found: dict[str, str | None] = {
         "python": platform.python_version(),
         "torch": torch.__version__,

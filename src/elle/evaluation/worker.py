@@ -152,7 +152,7 @@ class Worker:
                 reference.available(name, classes)
 
     def _facts(self, x: Tensor, y: Tensor, logits: Tensor) -> dict[str, int]:
-        """What the self-checks want to know: a second forward, the gradients, how sure and how varied it is."""
+        """Counts for the self-checks: a second forward, zero gradients, and how sure and varied the predictions are."""
         # In batches half as large: what an image is taken for must not depend on the others either.
         half = -(-min(self.settings.batch, len(x)) // 2)
         again = torch.cat([self._answer(part) for part in torch.split(x, half)]).float()

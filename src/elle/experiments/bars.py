@@ -24,7 +24,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """What to draw."""
+    """A chart of horizontal bars."""
 
     title: str
     x_label: str

@@ -41,7 +41,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """What to draw; with `percent` the y values are fractions, with `log` the y axis is logarithmic.
+    """A chart of lines; with `percent` the y values are fractions, with `log` the y axis is logarithmic.
 
     With `log_x` the x axis is, too, and every x is positive.
     """

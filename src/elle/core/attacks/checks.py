@@ -52,7 +52,7 @@ def check_batch(x: Tensor, y: Tensor, eps: float | Tensor, norm: str = "linf") -
 
 
 def check_logits(answer: object) -> Tensor:
-    """What a network answered, if that is a tensor; some return a tuple, or an object that holds the logits."""
+    """Refuse an answer that is no tensor: some networks return a tuple, or an object that holds the logits."""
     if not isinstance(answer, Tensor):
         raise ValueError(
             f"the network returned a {type(answer).__name__}, not logits [B, K]; wrap it in a module that returns "

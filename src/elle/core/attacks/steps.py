@@ -123,7 +123,7 @@ class SignStep:
         return _normalised(votes * (votes.abs() == self.agree), self.norm)
 
     def _gradient(self, model: Model, x: Tensor, target: Tensor) -> Tensor:
-        """Of the objective; where a network overflows it is no number."""
+        """The gradient of the objective at x; not finite where a network overflows."""
         with differentiable(), torch.enable_grad():
             x, target = (value.clone() if value.is_inference() else value for value in (x, target))
             x = x.detach().requires_grad_()
@@ -132,9 +132,9 @@ class SignStep:
         return gradient
 
     def _differentiated(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """What a backward begins at, and the objective's gradient there.
+        """The objective summed over the images, from which a backward starts, and the slope it starts with.
 
-        That is the cross-entropy to labels [B], or KL(target || prediction) for probabilities [B, K]: the same there.
+        The objective is the cross-entropy to labels [B], or KL(target || prediction) for probabilities [B, K].
         """
         if target.dim() == 1:
             loss = F.cross_entropy(logits.float(), target, reduction="sum")
