@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import math
 import platform
 from collections.abc import Callable, Sequence
@@ -199,9 +200,7 @@ def versions(engine: Engine, attacks: list[EvaluationAttack]) -> dict[str, str |
         "numpy": np.__version__,
     }
     if engine == "reference" and any(one.parts for one in attacks):
-        from importlib.metadata import version
-
-        found["pyautoattack"] = version("pyautoattack")
+        found["pyautoattack"] = importlib.metadata.version("pyautoattack")
     return found
 
 

@@ -20,7 +20,7 @@ from elle.core.attacks.network import differentiable
 from elle.core.linearity import cross_entropy
 from elle.errors import InputError, WorkError, first_line
 from elle.evaluation import pgd
-from elle.evaluation.autoattack import ORDER, Norm, search
+from elle.evaluation.autoattack import ORDER, Norm, reference, search
 from elle.evaluation.autoattack.norms import length
 from elle.evaluation.autoattack.oracle import BLIND, Oracle
 from elle.evaluation.mode import current, evaluation_mode, exact_float32, is_wrong
@@ -147,8 +147,6 @@ class Worker:
             if name == "square" and x.dim() != 4:
                 raise InputError(f"square needs images [N, C, H, W]; these are {list(x.shape)}: name other attacks")
             if self.settings.engine == "reference":
-                from elle.evaluation.autoattack import reference
-
                 reference.available(name, classes)
 
     def _facts(self, x: Tensor, y: Tensor, logits: Tensor) -> dict[str, int]:
@@ -246,8 +244,6 @@ def searched(
     """One of AutoAttack's attacks, by elle's own engine or the reference's."""
     common: dict[str, Any] = {"norm": settings.norm, "classes": classes, "seed": seed, "batch": settings.batch}
     if settings.engine == "reference":
-        from elle.evaluation.autoattack import reference
-
         precision: Literal["fp32", "tf32"] = "tf32" if settings.precision == "tf32" else "fp32"
         return reference.search(name, model, x, y, settings.eps, precision=precision, **common)
     own: dict[str, Any] = {"precision": settings.precision, "graph": graph, "compile": settings.compile}
