@@ -27,7 +27,7 @@ method = ["fgsm"]
 
 @pytest.fixture
 def speedrun(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     monkeypatch.setattr(import_module("results"), "FOLDER", tmp_path / "results")
     return import_module("speedrun")
 

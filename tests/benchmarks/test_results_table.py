@@ -9,14 +9,14 @@ import pytest
 from elle.config import load_config
 from elle.errors import InputError
 
-from .experiments.runs import run_directory
+from ..experiments.runs import run_directory
 
 PAGE = "# Page\n\n<!-- results -->\nold\n<!-- /results -->\n\nThe end.\n"
 
 
 @pytest.fixture
 def module(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     return import_module("results_table")
 
 

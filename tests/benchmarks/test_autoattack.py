@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RUN = ROOT / "results" / "digits-n-fgsm+elle-a"
 WORDS = [str(RUN), "--images", "10", "--part", "4", "--device", "cpu", "--save"]
 

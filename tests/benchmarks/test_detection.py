@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from elle.errors import WorkError
-from tests.experiments.runs import run_directory, write_lines
+
+from ..experiments.runs import run_directory, write_lines
 
 CLEAN = [0.6, 0.7, 0.8, 0.8, 0.8]
 TRUTH = {
@@ -26,7 +27,7 @@ TRUTH = {
 
 @pytest.fixture
 def detection(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     return import_module("detection")
 
 
@@ -125,7 +126,7 @@ def test_a_run_that_was_cut_goes_on_and_has_the_truth_of_one_that_was_not(detect
 
 
 def test_what_is_finished_is_summed_up_when_time_runs_out(tmp_path):
-    script = Path(__file__).parents[1] / "benchmarks" / "detection.py"
+    script = Path(__file__).parents[2] / "benchmarks" / "detection.py"
     ended = subprocess.run(
         [sys.executable, script, "--runs", tmp_path, "--only", "digits-fgsm-0.2-0", "--limit", "0"],
         capture_output=True,
