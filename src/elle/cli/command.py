@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elle.cli import bench, evaluation, export, lists, recipes, runs, sweep, train
+from elle.cli import bench, evaluation, export, lists, recipes, report, runs, sweep, train
 from elle.cli.data import app as data_app
 from elle.errors import REASONS, InputError, Interrupted, WorkError, first_line, leave, tell
 from elle.version import __version__
@@ -125,7 +125,7 @@ app.command(help=train.HELP)(train.train)
 app.command()(runs.watch)
 app.command()(runs.plot)
 app.command()(sweep.sweep)
-app.command()(sweep.report)
+app.command()(report.report)
 app.command()(evaluation.evaluate)
 app.command()(evaluation.compare)
 app.command()(evaluation.show)

@@ -69,6 +69,11 @@ def _widths(columns: list[str], rows: list[list[str]]) -> list[int]:
     return [max(len(row[number]) for row in [columns, *rows]) for number in range(len(columns))]
 
 
+def count_runs(count: int) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count} run{'s' * (count != 1)}"
+
+
 def print_accuracies(result: dict[str, dict[str, Any]]) -> None:
     """A line for each attack of a result."""
     rows = []

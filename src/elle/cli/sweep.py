@@ -1,9 +1,8 @@
-"""`elle sweep`, `elle report`: parse and dispatch."""
+"""`elle sweep`: parse and dispatch."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -12,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elle.cli.options import AsJson, check_choice
-from elle.cli.printing import print_json, print_table
-from elle.errors import InputError, Interrupted, WorkError, nearest
+from elle.cli.printing import count_runs, print_json, print_table
+from elle.cli.recipe_checks import check_folders, check_recipe
+from elle.errors import InputError, Interrupted, WorkError
 
 if TYPE_CHECKING:
-    from elle.config import Config
     from elle.experiments.object_path import ObjectPath
-    from elle.experiments.recipe import Recipe
     from elle.experiments.sweep import Executor, Item
 
 
@@ -68,7 +66,7 @@ def sweep(
     store = _object_path(out)
     own = out is None or store is not None
     folder = Path("runs") / loaded.name if own else Path(str(out))
-    _check_recipe(loaded, configs)
+    check_recipe(loaded, configs)
     if dry_run:
         items = plan(configs, folder, beside=own)
         for item in items:
@@ -77,11 +75,11 @@ def sweep(
         _print_plan(items, folder, as_json)
         return
     if on == "local" and store is None:  # elsewhere runs may be finished, or have other folders
-        _check_folders([item.config for item in plan(configs, folder, beside=own) if item.state != "finished"])
+        check_folders([item.config for item in plan(configs, folder, beside=own) if item.state != "finished"])
     with FolderLock(folder, ".sweep.lock"):
         items = plan(configs, folder, beside=own)
         if (linked := link_runs(items, folder)) and not as_json:
-            print(f"{_runs(linked)} that another recipe's sweep has finished: linked into {folder}")
+            print(f"{count_runs(linked)} that another recipe's sweep has finished: linked into {folder}")
         write_manifest(folder, str(Path(recipe).absolute()) if recipe.endswith(".toml") else recipe, items)
         if on == "ray":
             executor = _ray(address, cpus_per_run, gpus_per_run, retries, jobs)
@@ -95,22 +93,7 @@ def sweep(
         are = "is" if len(items) == 1 else "are"
         where = f" and in {store.url}" if store else ""
         named = f" {shlex.quote(str(folder))}" if out and not store else ""
-        print(f"{_runs(len(items))} in {folder}{where} {are} finished: elle report {shlex.quote(recipe)}{named}")
-
-
-def _check_recipe(recipe: Recipe, configs: list[Config]) -> None:
-    """Refuse, before the first run, what no run of the recipe can do or measure."""
-    try:
-        _check_trainable(configs)
-        _check_metrics("expected", {one.metric for one in recipe.expected}, configs)
-        kind, metrics, curves = (recipe.figure.get(key, []) for key in ("kind", "metric", "curves"))
-        if kind in ([], "table", "lines", "bars"):  # others draw columns of a run's records
-            _check_metrics("[figure]: metric", {metrics} if isinstance(metrics, str) else set(metrics), configs)
-        if kind != "steps":
-            key, columns = ("metric", metrics) if kind == "curves" else ("curves", curves)
-            _check_columns(f"[figure]: {key}", [columns] if isinstance(columns, str) else columns, recipe.runs(1))
-    except InputError as problem:
-        raise InputError(f"recipe {recipe.name}: {problem}") from None
+        print(f"{count_runs(len(items))} in {folder}{where} {are} finished: elle report {shlex.quote(recipe)}{named}")
 
 
 def _carry_out(items: list[Item], executor: Executor, folder: Path, store: ObjectPath | None, to_stderr: bool) -> None:
@@ -131,10 +114,6 @@ def _carry_out(items: list[Item], executor: Executor, folder: Path, store: Objec
             run_sweep(items, executor, changed)
     except KeyboardInterrupt:
         _interrupted(items, folder)
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'s' * (count != 1)}"
 
 
 def _object_path(out: str | None) -> ObjectPath | None:
@@ -182,60 +161,6 @@ def _gpus(text: str | None) -> list[int]:
     return [int(name) for name in names]
 
 
-def _check_trainable(configs: list[Config]) -> None:
-    """Refuse a mistyped method, field or attack once, not in each run."""
-    from elle.engine.parts import method_of
-    from elle.engine.tracking import parse_track
-    from elle.evaluation.names import parse_attacks
-    from elle.models.registry import check_name
-
-    for config in configs:
-        if config.seed == configs[0].seed:
-            whole = config.resolved()
-            method_of(whole)
-            if whole.model:  # a folder's is chosen when its images have been seen
-                check_name(whole.model)
-            parse_attacks(whole.final, whole.norm)
-            parse_track(whole.track, whole.norm)
-
-
-def _check_folders(configs: list[Config]) -> None:
-    """Refuse a data folder that is not there once, not in each run."""
-    from elle.data.registry import data_folder, find_dataset, load_dataset
-
-    for config in configs:
-        if find_dataset(config.data).needs_root and not data_folder(config.root).exists():
-            load_dataset(config.data, config.root)  # says what was looked for, and where
-
-
-def _check_metrics(where: str, names: set[str], configs: list[Config]) -> None:
-    """Refuse a metric that no run can have: it would be missing from the report without a word."""
-    from elle.evaluation.names import parse_attacks
-    from elle.experiments.collected import TIMES, VALIDATION
-
-    for name in sorted(names - {*TIMES}):
-        try:
-            parse_attacks(name.removeprefix(VALIDATION))
-        except InputError as problem:
-            raise InputError(f"{where} {name}: {problem}; or {', '.join(TIMES)}") from None
-        if name.startswith(VALIDATION) and not any(config.resolved().validation for config in configs):
-            raise InputError(f"{where} {name}: no run holds out images of its training set; set validation in [base]")
-
-
-def _check_columns(where: str, names: list[str], configs: list[Config]) -> None:
-    """Refuse a column that no run records, for the same reason."""
-    from elle.engine.tracking import parse_track
-    from elle.experiments.report_figures import OF_TRAINING
-
-    tracked = [parse_track(track, norm) for track, norm in {(one.track, one.norm) for one in configs}]
-    known = {*OF_TRAINING, "accuracy", "tracked_error"}
-    known |= {attack.name for attacks, _ in tracked for attack in attacks}
-    known |= {f"tracked_{name}" for _, metrics in tracked for name in metrics}
-    for name in names:
-        if re.sub(r"_(std|undefined|q\d\d)$", "", name) not in known:
-            raise InputError(f"{where} {name}: no run records it{nearest(name, known)}; name it in `track`")
-
-
 def _rows(items: list[Item]) -> list[dict[str, str]]:
     return [{"run": item.name, "state": item.state, "said": item.said, "directory": str(item.path)} for item in items]
 
@@ -254,13 +179,13 @@ def _print_plan(items: list[Item], folder: Path, as_json: bool) -> None:
     keys = shown_keys(items)
     print_table(columns(keys), [cells(item, keys) for item in items])
     states = ", ".join(f"{count} {state}" for state, count in counts(items).items())
-    print(f"{_runs(len(items))} in {folder}: {states}; nothing was started")
+    print(f"{count_runs(len(items))} in {folder}: {states}; nothing was started")
 
 
 def _interrupted(items: list[Item], folder: Path) -> None:
     finished = sum(item.state == "finished" for item in items)
     raise Interrupted(
-        f"interrupted: {finished} of {_runs(len(items))} finished; the same command goes on from what is saved in "
+        f"interrupted: {finished} of {count_runs(len(items))} finished; the same command goes on from what is saved in "
         f"{folder}"
     )
 
@@ -273,56 +198,8 @@ def _conclude(items: list[Item], store: ObjectPath | None) -> None:
         log = failed[0].path / LOG
         where = f"the log is in {log}; " if log.is_file() else ""  # what could not be started has none
         raise WorkError(
-            f"{len(failed)} of {_runs(len(items))} failed, first {failed[0].name}: {failed[0].said}; {where}the same "
-            f"command tries again what has not finished"
+            f"{len(failed)} of {count_runs(len(items))} failed, first {failed[0].name}: {failed[0].said}; {where}"
+            f"the same command tries again what has not finished"
         )
     if store and store.problem:
         raise store.problem
-
-
-def report(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RECIPE|DIR...",
-            help="A recipe and folders of its runs (default: runs/RECIPE), or runs and folders of runs.",
-        ),
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the report; default: report/ in the runs' folder.")
-    ] = None,
-    delayed: Annotated[
-        bool,
-        typer.Option("--delayed", help="Show up to which eps, and for how many epochs, each method holds."),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Report runs on one page, beside the paper's numbers.
-
-    Example: elle report table-2
-    """
-    if delayed:
-        if out is not None:
-            raise InputError("--delayed prints its table and writes no file; leave --out out")
-        _delayed(sources, as_json)
-        return
-    from elle.experiments.collected import gather
-    from elle.experiments.report import write_report
-
-    runs = gather(sources)
-    written = write_report(runs, out or runs.folder / "report")
-    if as_json:
-        print_json([str(path) for path in written])
-    else:
-        print(f"{_runs(len(runs.runs))}; {len(written)} files, first {written[0]}")
-
-
-def _delayed(sources: list[str], as_json: bool) -> None:
-    from elle.experiments.collected import find_runs
-    from elle.experiments.delayed import COLUMNS, delayed_collapse, describe
-
-    rows = delayed_collapse(find_runs(sources).runs)
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(COLUMNS, [describe(row) for row in rows])
