@@ -1,8 +1,4 @@
-"""Local-linearity errors of the loss inside a ball; a regulariser and a metric are the same function.
-
-Every error is one value an image, [B]; its mean over the batch is a regulariser. Those that differentiate an input
-gradient (double backpropagation) keep its graph only with `differentiable=True`.
-"""
+"""The local linearity error of the paper, with its variants."""
 
 from __future__ import annotations
 
@@ -14,39 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Model = Callable[[Tensor], Tensor]
-Norm = Literal["linf", "l2", "l1"]
+from elle.core.linearity.points import (
+    Model,
+    Norm,
+    cross_entropy,
+    in_bf16,
+    logits_with_ten_mantissa_bits,
+    uniform_in_ball,
+)
+
 Criterion = Callable[[Tensor, Tensor], Tensor]
-
-
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of each image: logits [B, K], labels [B] or probabilities [B, K] -> [B]."""
-    return F.cross_entropy(logits, y, reduction="none")
-
-
-def uniform_in_ball(x: Tensor, eps: float | Tensor, norm: Norm = "linf") -> Tensor:
-    """Offsets drawn uniformly from the ball of radius eps, one for each image of x [B, ...]."""
-    # Not uniform_ or randn_like: torch.compile (2.13, aot_eager) takes two such draws for the same value.
-    if norm == "linf":
-        return (2 * torch.rand_like(x) - 1) * eps
-    # The sums of a large image are infinite in fp16, and its offsets would be 0.
-    wide = torch.promote_types(x.dtype, torch.float32)
-    if norm == "l2":
-        # A Gaussian direction and the radius U^(1/d): the volume inside radius r grows as r^d.
-        direction = torch.randn(x.shape, dtype=wide, device=x.device)
-        length = _sum(direction.square(), x).sqrt()
-        return (direction / length * torch.rand_like(length) ** (1 / x[0].numel()) * eps).to(x.dtype)
-    if norm == "l1":
-        # d + 1 exponentials over their sum are uniform on a simplex; leaving one out fills it, signs fill the ball.
-        exponential = -torch.log1p(-torch.rand_like(x, dtype=wide))
-        total = _sum(exponential, x)
-        total = total - torch.log1p(-torch.rand_like(total))
-        return (exponential / total * torch.sign(torch.rand_like(x) - 0.5) * eps).to(x.dtype)
-    raise ValueError(f"norm is {norm!r}; it must be 'linf', 'l2' or 'l1'")
-
-
-def _sum(values: Tensor, x: Tensor) -> Tensor:
-    return values.sum(tuple(range(1, x.dim())), keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -117,7 +90,7 @@ class Linearity:
         x_a, x_b, a = self.draw(x, eps) if drawn is None else drawn
 
         def h(points: Tensor, labels: Tensor) -> Tensor:
-            return self._function(_logits_with_ten_mantissa_bits(model, points), labels, criterion)
+            return self._function(logits_with_ten_mantissa_bits(model, points), labels, criterion)
 
         if self.form == "2p":
             if adversarial is None:
@@ -125,7 +98,7 @@ class Linearity:
             x_b = adversarial[0]
         positions, coefficients = self._stencil(h, x_a, x_b, y, a)
         points = [x_a.lerp(x_b, _like(position, x)) for position in positions]
-        if self.form == "2p" and adversarial is not None and not _in_bf16(x):
+        if self.form == "2p" and adversarial is not None and not in_bf16(x):
             # The adversarial forward has been made already: two points for the price of the third.
             values = [
                 *h(torch.cat(points[:-1]), torch.cat([y] * 2)).chunk(2),
@@ -235,125 +208,3 @@ def _larger(worst: Tensor, largest: Tensor, a: Tensor, size: Tensor) -> tuple[Te
     size = size.to(largest.dtype)
     less = size <= largest
     return torch.where(less, worst, a), torch.where(less, largest, size)
-
-
-def _logits_with_ten_mantissa_bits(model: Model, points: Tensor) -> Tensor:
-    """Logits in float32 (or float64); leaves a bf16 autocast for the forward.
-
-    The error is a difference of nearly equal losses: bf16's 7 mantissa bits add a floor above the signal,
-    while fp16 and TF32, with 10, do not.
-    """
-    device = points.device.type
-    enabled = torch.is_autocast_enabled(device) and not _in_bf16(points)
-    with torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=enabled):
-        logits = model(points)
-        return logits if logits.dtype is torch.float64 else logits.float()
-
-
-def _in_bf16(points: Tensor) -> bool:
-    """Whether autocast has networks compute in bf16 now, on the device of these points."""
-    device = points.device.type
-    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
-
-
-def input_gradient(model: Model, x: Tensor, y: Tensor, differentiable: bool = False) -> Tensor:
-    """The gradient of each image's loss with respect to that image, [B, ...]."""
-    with torch.enable_grad():
-        x = x if x.requires_grad else x.detach().requires_grad_()
-        loss = cross_entropy(_logits_with_ten_mantissa_bits(model, x), y).sum()
-        # Scaled on the way (by a power of two: exactly), which keeps half-precision gradients off zero.
-        (gradient,) = torch.autograd.grad(loss * 512, x, create_graph=differentiable)
-    return gradient / 512
-
-
-def gradient_misalignment(
-    model: Model,
-    x: Tensor,
-    y: Tensor,
-    eps: float | Tensor,
-    norm: Norm = "linf",
-    differentiable: bool = False,
-    gradient: Tensor | None = None,
-) -> Tensor:
-    """1 - cos(grad L(x), grad L(x + eta)), eta ~ Unif(ball) (Eq. 5, GradAlign); NaN where a gradient is 0.
-
-    The first gradient is a constant for differentiation, as in GradAlign's own code; `gradient`, where it is known.
-    """
-    g = (input_gradient(model, x, y) if gradient is None else gradient).flatten(1).double()
-    h = input_gradient(model, x + uniform_in_ball(x, eps, norm), y, differentiable).flatten(1).double()
-    lengths = g.square().sum(1) * h.square().sum(1)
-    undefined = lengths == 0
-    # Replaced before the root, whose derivative at 0 would make every gradient NaN.
-    cosine = (g * h).sum(1) / torch.where(undefined, 1, lengths).sqrt()
-    return torch.where(undefined, torch.nan, 1 - cosine)
-
-
-def finite_difference_misalignment(
-    model: Model, x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf"
-) -> Tensor:
-    """Eq. 8: misalignment from loss differences along two Gaussian directions; NaN where the loss does not change.
-
-    Its gradient is 0 almost everywhere: a metric, not a penalty.
-    """
-    shifted = x + uniform_in_ball(x, eps, norm)
-    u, v = (torch.randn(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
-    sigma = 1e-3
-    points = torch.cat([x + sigma * u, x, shifted + sigma * v, shifted])
-    loss = cross_entropy(_logits_with_ten_mantissa_bits(model, points), y.repeat(4))
-    near, here, far, there = loss.chunk(4)
-    u, v = u.flatten(1), v.flatten(1)
-    cosine = (u * v).sum(1) / (u.square().sum(1) * v.square().sum(1)).sqrt()
-    agreement = torch.sign(near - here) * torch.sign(far - there)
-    # A difference of 0 has no direction: a constant classifier is not misaligned by 1.
-    return torch.where(agreement == 0, torch.nan, 1 - agreement * cosine)
-
-
-def directional_curvature(model: Model, x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf") -> Tensor:
-    """v^T H v of the loss at x, v = x_a - x_b with both ends uniform in the ball (Definition 2), by double backward."""
-    v = uniform_in_ball(x, eps, norm) - uniform_in_ball(x, eps, norm)
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        slope = (input_gradient(model, x, y, differentiable=True) * v).sum()
-        if not slope.requires_grad:  # a loss that is affine in x has no second derivative to ask for
-            return torch.zeros(len(x), device=x.device, dtype=x.dtype)
-        (product,) = torch.autograd.grad(slope, x, allow_unused=True)
-    if product is None:
-        return torch.zeros(len(x), device=x.device, dtype=x.dtype)
-    return (product * v).flatten(1).sum(1)
-
-
-def taylor_gap(
-    model: Model, x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf", differentiable: bool = False
-) -> Tensor:
-    """(L(x + d) - L(x) - d^T grad L(x))^2, d ~ Unif(ball): LLR's term in the paper's form (Proposition 3)."""
-    d = uniform_in_ball(x, eps, norm)
-    gradient = input_gradient(model, x, y, differentiable)
-    loss = cross_entropy(_logits_with_ten_mantissa_bits(model, torch.cat([x + d, x])), y.repeat(2))
-    there, here = loss.chunk(2)
-    return (there - here - (d * gradient).flatten(1).sum(1)).square()
-
-
-def gradient_difference(
-    model: Model, x: Tensor, y: Tensor, eps: float | Tensor, norm: Norm = "linf", differentiable: bool = False
-) -> Tensor:
-    """||grad L(x) - grad L(x_FGSM)||^2, x_FGSM = x + eps sign(grad L(x)): CURE's term (its l2 form for norm l2).
-
-    The first gradient is a constant for differentiation, as in the paper's own code.
-    """
-    g = input_gradient(model, x, y)
-    direction = g.sign()
-    if norm == "l2":
-        # By a power of two first, which rounds nothing: the square of a confident network's gradient is 0 in float32.
-        _, exponent = torch.frexp(g.abs().amax(tuple(range(1, x.dim())), keepdim=True))
-        scaled = torch.ldexp(g, (-exponent).clamp(max=100))
-        direction = scaled / _sum(scaled.square(), x).sqrt().clamp(min=1e-30)
-    h = input_gradient(model, x + eps * direction, y, differentiable)
-    return (g - h).square().flatten(1).sum(1)
-
-
-def gradient_norm(
-    model: Model, x: Tensor, y: Tensor, eps: float | Tensor = 0.0, norm: Norm = "linf", differentiable: bool = False
-) -> Tensor:
-    """||grad L(x)||_2, the penalty of Ross & Doshi-Velez and Simon-Gabriel et al.; the ball plays no part."""
-    length: Tensor = torch.linalg.vector_norm(input_gradient(model, x, y, differentiable).flatten(1), dim=1)
-    return length
