@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from elle.config import Config, format_radius
+from elle.engine.watcher import Watcher
+
 if TYPE_CHECKING:
-    from elle.config import Config
-    from elle.engine.loop import Watcher
     from elle.engine.monitor import Kind, Reading, Verdict
 
 
@@ -43,15 +44,11 @@ class TrainingProgress:
         self.bar.stop()
 
     def watcher(self) -> Watcher:
-        from elle.engine.loop import Watcher
-
         return Watcher(self._started, self._stepped, self._recorded, self._said, self._judged, self._looked)
 
     def _started(self, config: Config, steps: int, done: int) -> None:
         self.steps, self.done_before, self.epochs, self.started = steps, done, config.epochs, time.monotonic()
         self.bar.update(self.task, total=steps, completed=done)
-        from elle.config import format_radius
-
         self._said(
             f"{config.method} on {config.data}: {config.model}, eps {format_radius(config.eps or 0)}, "
             f"{config.length()}{f', at most {config.max_steps} steps' if config.max_steps else ''}, seed {config.seed}"

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elle.engine.watcher import Watcher
 from elle.errors import InputError
 from elle.files import not_written
 
 if TYPE_CHECKING:
     from elle.config import Config
-    from elle.engine.loop import Watcher
     from elle.engine.monitor import Kind, Reading, Verdict
 
 
