@@ -33,11 +33,11 @@ from typing import Any
 import torch
 from results import result_file
 
+from elle.charts.lines import Chart, Series, draw
 from elle.config import Config, load_config
 from elle.engine.loop import Watcher, train
 from elle.engine.runtime import GraphedStep
 from elle.errors import InputError, WorkError
-from elle.experiments.chart import Chart, Series, draw
 from elle.experiments.recipe import load_recipe, run_id
 from elle.experiments.sweep import run_name
 from elle.experiments.training import is_running

@@ -18,24 +18,25 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"errors", "version"},
     "models": {"core", "errors"},
     "plugin": {"core", "models"},
+    "charts": set(),
     "published": set(),
     "methods": {"core", "errors", "published"},
     "config": {"core", "data", "errors", "published"},
     "evaluation": {"core", "errors", "files", "models", "version"},
-    "experiments": {"config", "core", "errors", "files", "methods", "signals"},
+    "experiments": {"charts", "config", "core", "errors", "files", "methods", "signals"},
     "engine": {"config", "core", "data", "errors", "evaluation", "files", "methods", "models", "signals", "version"},
     "export": {"config", "data", "engine", "errors", "files", "version"},
     "doctor": {"data", "errors", "version"},
-    "demo": {"config", "errors", "experiments", "files"},
+    "demo": {"charts", "config", "errors", "experiments", "files"},
     "cli": {
-        "config", "data", "demo", "doctor", "engine", "errors", "evaluation", "experiments", "export", "files",
-        "methods", "models", "version",
+        "charts", "config", "data", "demo", "doctor", "engine", "errors", "evaluation", "experiments", "export",
+        "files", "methods", "models", "version",
     },
     "__init__": {"core", "engine", "evaluation", "methods", "plugin", "version"},
     "__main__": {"cli"},
 }  # fmt: skip
 WITHOUT_TORCH = {
-    "version", "errors", "signals", "files", "published", "config", "experiments", "demo", "cli", "__init__",
+    "version", "errors", "signals", "files", "charts", "published", "config", "experiments", "demo", "cli", "__init__",
 }  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -6,9 +6,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 
+from elle.charts.stacked_bars import StackedBars, draw_stacked_bars
 from elle.cli.bench import _write
 from elle.engine.bench import Setting, _Forward, _peak_bytes, _step, measure, with_ratios
-from elle.experiments.stacked_bars import StackedBars, draw_stacked_bars
 from elle.methods import METHODS, configured
 from elle.models.registry import MODELS
 

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elle.charts.axis import linear_axis, log_axis
+from elle.charts.lines import Chart, Series, draw
+from elle.charts.svg import COLOURS
 from elle.errors import WorkError
 from elle.experiments import page
-from elle.experiments.axis import linear_axis, log_axis
-from elle.experiments.chart import Chart, Series, draw
 from elle.experiments.page import Table, render, write_page
-from elle.experiments.svg import COLOURS
 
 SVG = "{http://www.w3.org/2000/svg}"
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -285,7 +285,7 @@ def test_what_does_not_match_is_refused() -> None:
 
 def test_the_same_input_gives_the_same_bytes() -> None:
     code = (
-        "from elle.experiments.chart import *; from elle.experiments.page import *; "
+        "from elle.charts.lines import *; from elle.experiments.page import *; "
         "lines = [Series(name, [1, 2, 3], [1, None, 3]) for name in 'abcdefghij']; "
         "print(render('t', 'l', [Chart('c', 'x', 'y', lines), Table('t', ['a'], [['1']], frozenset({0}))]))"
     )

@@ -12,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from elle.charts.heatmap import Heatmap, draw_heatmap
 from elle.cli.watch import sparkline, view
 from elle.config import load_config
 from elle.engine import checkpoint
@@ -20,7 +21,6 @@ from elle.engine.surface import around_collapse, loss_surface
 from elle.errors import InputError
 from elle.experiments.delayed import delayed_collapse
 from elle.experiments.figure import write_figures
-from elle.experiments.heatmap import Heatmap, draw_heatmap
 from elle.experiments.pictures import course, falls, surface_figures, weight_evolution, write_pictures
 from elle.experiments.rundir import open_run, tracked_images, unique_names
 from elle.files import FolderLock

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from elle.experiments.bars import Bars
+from elle.charts.bars import Bars
 from elle.experiments.collected import gather
 from elle.experiments.layout import lay_out
 from elle.experiments.report import write_report

@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from elle.experiments.bars import Bar, Bars, draw_bars
-from elle.experiments.chart import Chart, Series, _edges, draw
+from elle.charts.bars import Bar, Bars, draw_bars
+from elle.charts.lines import Chart, Series, _edges, draw
+from elle.charts.svg import GLYPH
 from elle.experiments.collected import gather
 from elle.experiments.layout import lay_out
 from elle.experiments.report_figures import report_figures
 from elle.experiments.report_tables import result_tables
-from elle.experiments.svg import GLYPH
 
 from .reports import RECIPE, with_figure, write_result
 from .runs import run_directory, write_lines

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from elle.experiments.bars import Bars
+from elle.charts.bars import Bars
 from elle.experiments.collected import Setting, gather
 from elle.experiments.comparison import compare
 from elle.experiments.layout import lay_out

@@ -123,8 +123,8 @@ def _check_folder(folder: Path) -> None:
 
 def _write(folder: Path, result: dict[str, Any], usual: dict[str, Any]) -> list[Path]:
     """bench-NETWORK-DEVICE-torchVERSION.json and .svg; what is not as usual is named after the network."""
+    from elle.charts.stacked_bars import StackedBars, draw_stacked_bars
     from elle.engine.runtime import measured_with
-    from elle.experiments.stacked_bars import StackedBars, draw_stacked_bars
     from elle.files import write_json, write_text
 
     usual = usual | {"memory": "auto", "penalty": "trained", "fused": "auto"}

@@ -49,7 +49,7 @@ def show_schedule(
 
     Example: elle show-schedule short-svhn --out short-svhn.svg
     """
-    from elle.experiments.chart import draw
+    from elle.charts.lines import draw
     from elle.experiments.schedule_chart import schedule_chart, schedule_values
     from elle.files import write_text
 

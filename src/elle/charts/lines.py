@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elle.experiments.axis import Axis, linear_axis, log_axis
-from elle.experiments.svg import COLOURS, GLYPH, ROW, WIDTH, escape, picture, rule, text_at
+from elle.charts.axis import Axis, linear_axis, log_axis
+from elle.charts.svg import COLOURS, GLYPH, ROW, WIDTH, escape, picture, rule, text_at
 
 DASHES = ("", "7 3", "2 2.5", "9 3 2 3", "4 2")
 MARKERS = (

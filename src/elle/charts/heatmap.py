@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elle.experiments.axis import linear_axis
-from elle.experiments.svg import WIDTH, escape, picture, text_at
+from elle.charts.axis import linear_axis
+from elle.charts.svg import WIDTH, escape, picture, text_at
 
 # Dark to bright, evenly for the eye and for colour-blind readers.
 STOPS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))

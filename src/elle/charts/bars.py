@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elle.experiments.axis import linear_axis
-from elle.experiments.svg import COLOURS, GLYPH, INKS, WIDTH, picture, rule, short, text_at
+from elle.charts.axis import linear_axis
+from elle.charts.svg import COLOURS, GLYPH, INKS, WIDTH, picture, rule, short, text_at
 
 _ROW, _BAR = 30.0, 17.0
 _MAX_NAME = 30

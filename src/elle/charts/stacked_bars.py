@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elle.experiments.axis import linear_axis
-from elle.experiments.svg import COLOURS, GLYPH, ROW, WIDTH, escape, picture, rule, short, text_at
+from elle.charts.axis import linear_axis
+from elle.charts.svg import COLOURS, GLYPH, ROW, WIDTH, escape, picture, rule, short, text_at
 
 BAR, GAP, TOP = 15.0, 9.0, 42.0
 
