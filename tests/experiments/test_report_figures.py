@@ -2,13 +2,11 @@
 
 import json
 import re
-from itertools import pairwise
 
 import pytest
 
-from elle.charts.bars import Bar, Bars, draw_bars
-from elle.charts.lines import Chart, Series, _edges, draw
-from elle.charts.svg import GLYPH
+from elle.charts.bars import Bars
+from elle.charts.lines import Chart, draw
 from elle.experiments.collected import gather
 from elle.experiments.layout import lay_out
 from elle.experiments.report_figures import report_figures
@@ -91,21 +89,6 @@ def test_what_was_looked_at_once_is_no_curve(tmp_path):
         assert [title for title in titles if "while training" in title] == drawn
 
 
-def test_a_band_needs_as_many_spreads_as_points():
-    """And it is cut where one is not known: across the gap it would not lie around the line."""
-    spread = [0.01, 0.02, None, 0.02, 0.01]
-    chart = Chart("t", "x", "y", [Series("a", [1, 2, 3, 4, 5], [0.1, 0.2, 0.9, 0.2, 0.1], spread)])
-    assert draw(chart).count("<polygon") == 2
-    with pytest.raises(ValueError, match="spreads"):
-        Series("a", [1, 2], [1, 2], [1])
-
-
-def test_bars_are_as_long_as_their_values():
-    drawn = draw_bars(Bars("t", "seconds", [Bar("a", 10.0), Bar("b", 20.0, 1.0)]))
-    widths = [float(part.split('"')[0]) for part in drawn.split(' width="')[1:]]
-    assert widths[1] == pytest.approx(2 * widths[0], rel=0.01)
-
-
 def test_a_method_without_the_setting_across_is_a_level(folder):
     text = RECIPE.partition("[grid]")[0] + '[[runs]]\nmethod = "gradalign"\n"method.loss.weight" = [1, 2, 8]\n'
     figure = 'x = "method.loss.weight"\nline = "method"\nmetric = ["autoattack"]\ncurves = ["clean", "pgd-10"]\nat = 8'
@@ -140,26 +123,6 @@ def test_times_at_several_values_of_what_lies_across_are_not_averaged(folder):
     found = gather([str(folder / "lengths.toml"), str(folder / "lengths")])
     (bars,) = [one for one in report_figures(found, lay_out(found)) if isinstance(one, Bars)]
     assert [(bar.name, bar.value) for bar in bars.bars] == [("n-fgsm, 6", 10), ("n-fgsm, 60", 100)]
-
-
-def test_long_names_of_bars_that_begin_alike_are_told_apart():
-    names = [f"n-fgsm+elle-a, method.weight.history={value}" for value in (100, 500)]
-    picture = draw_bars(Bars("Time", "seconds", [Bar(name, 1.0) for name in names]))
-    assert "history=100<" in picture
-    assert "history=500<" in picture
-
-
-def test_a_band_of_a_weight_does_not_go_below_zero():
-    ends = [(1.0, 0.0, 70.0), (2.0, 20.0, 40.0)]
-    assert _edges(Series("elle-a", [1, 2], [30, 30], [40, 10]), percent=False) == [ends]
-    assert _edges(Series("change", [1], [-1], [2]), percent=False) == [[(1.0, -3.0, 1.0)]]
-
-
-def test_the_ticks_of_bars_with_long_names_do_not_overlap():
-    drawn = draw_bars(Bars("Time", "seconds", [Bar("elle-a, method.weight.next_step=true", 2.35), Bar("elle-a", 1.2)]))
-    soft = re.findall(r'<text class="soft" x="([0-9.]+)" y="[0-9.]+" text-anchor="middle"', drawn)
-    *places, _ = map(float, soft)  # and the axis's name
-    assert min(b - a for a, b in pairwise(places)) > 3 * GLYPH
 
 
 def test_misalignment_is_drawn_over_powers_of_ten_as_in_figure_2(folder):
