@@ -9,8 +9,8 @@ from torch import nn
 from torch.func import functional_call
 
 from elle.core.attacks.network import in_eval_mode
-from elle.core.inner import Bilevel, Guided, LatentStep, WorstGap, nuclear_norm
 from elle.core.linearity import input_gradient
+from elle.core.losses import Bilevel, Guided, LatentStep, WorstGap, nuclear_norm
 from elle.methods import METHODS
 from elle.models.registry import build_model
 from tests.networks import conv_net, gradient, images, relative_distance, smooth_net

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elle.core.attacks import Replay
-from elle.core.inner import WorstGap
-from elle.core.losses import Penalised, VertexMix
+from elle.core.losses import Penalised, VertexMix, WorstGap
 from elle.errors import InputError, nearest
 from elle.methods.rows import OWN_POINTS, Method, find_method
 from elle.published import table_radius

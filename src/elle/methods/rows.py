@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from elle.core.attacks import Replay, SignStep
 from elle.core.attacks.network import in_eval_mode
 from elle.core.controller import Constant, OnOff
-from elle.core.inner import Bilevel, Guided, LatentStep, WorstGap
 from elle.core.linearity import (
     Linearity,
     gradient_difference,
@@ -23,7 +22,16 @@ from elle.core.linearity import (
     taylor_gap,
     triplet_error,
 )
-from elle.core.losses import CrossEntropy, Penalised, Trades, VertexMix
+from elle.core.losses import (
+    Bilevel,
+    CrossEntropy,
+    Guided,
+    LatentStep,
+    Penalised,
+    Trades,
+    VertexMix,
+    WorstGap,
+)
 from elle.core.subspace import Subspace
 from elle.errors import InputError, nearest
 from elle.published import (

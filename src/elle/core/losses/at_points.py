@@ -1,4 +1,4 @@
-"""Training losses: (model, x, y, x_adv, eps, when) -> loss, logits at the points the method trains on."""
+"""Losses at the points of an attack."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Model = Callable[[Tensor], Tensor]
-When = tuple[Tensor, Tensor]
-"""(steps done, share of the training done), for losses that change in time"""
+from elle.core.losses.common import Model, When, check_finite
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,7 @@ class Penalised:
     norm: Literal["linf", "l2"] = "linf"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.weight < float("inf"):
-            raise ValueError(f"weight is {self.weight}; it must be a finite number, 0 or more")
+        check_finite(self, "weight")
         if self.norm not in ("linf", "l2"):
             raise ValueError(f"norm is {self.norm!r}; it must be 'linf' or 'l2'")
 
@@ -66,8 +63,7 @@ class Trades:
     beta: float = 6.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta < float("inf"):
-            raise ValueError(f"beta is {self.beta}; it must be a finite number, 0 or more")
+        check_finite(self, "beta")
 
     def __call__(
         self, model: Model, x: Tensor, y: Tensor, x_adv: Tensor, eps: float | Tensor, when: When | None = None
@@ -94,8 +90,7 @@ class VertexMix:
         for name in ("at_image", "at_vertex"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be a probability from 0 to 1")
-        if not 0 <= self.gamma < float("inf"):
-            raise ValueError(f"gamma is {self.gamma}; it must be a finite number, 0 or more")
+        check_finite(self, "gamma")
 
     def __call__(
         self, model: Model, x: Tensor, y: Tensor, x_adv: Tensor, eps: float | Tensor, when: When | None = None
