@@ -10,9 +10,9 @@ from torch import Tensor
 
 from elle.core.attacks.checks import check_batch, check_count, check_radius
 from elle.core.attacks.network import Model
-from elle.core.attacks.steps import SCALE, Norm, Replay, SignStep
+from elle.core.attacks.steps import Norm, Replay, SignStep
 
-__all__ = ["SCALE", "Model", "Norm", "Replay", "SignStep", "fgsm", "n_fgsm", "pgd"]
+__all__ = ["Model", "Norm", "Replay", "SignStep", "fgsm", "n_fgsm", "pgd"]
 
 
 def fgsm(
