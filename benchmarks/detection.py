@@ -109,29 +109,39 @@ def unfounded(verdicts: list[Verdict], rows: list[Reading], floor: float, epoch:
     return sum(not any(step - epoch <= one <= step for one in low) for step in alarms)
 
 
-def judged(directory: Path) -> dict[str, Any]:
-    """One row: when the run collapsed in truth, when the monitor said so."""
-    result = json.loads((directory / "result.json").read_text())
-    config, probes = result["config"], read_lines(directory / "probes.jsonl")
-    truth = read_lines(directory / "truth.jsonl")
-    records = read_lines(directory / "metrics.jsonl")
-    steps_per_epoch = records[0]["step"]
-    every = probes[0]["step"] if probes else steps_per_epoch
-    per_epoch = max(1, steps_per_epoch // every)
-    if truth:
-        seen, key, rows_per_epoch = truth, "pgd-20", per_epoch
-        errors = {one["step"]: one["error"] for one in probes}
+def observed(directory: Path, result: dict[str, Any], per_epoch: int) -> tuple[list[dict[str, Any]], int, int, str]:
+    """What the run was in truth: rows of accuracies by step, how many an epoch, of how many images, and of which.
+
+    From the truth measured beside the run, or where there is none from what the run itself has tracked.
+    """
+    track = result["config"]["track"]
+    if truth := read_lines(directory / "truth.jsonl"):
+        seen, key, rows_per_epoch, images = truth, "pgd-20", per_epoch, truth[0]["images"]
+        errors = {one["step"]: one["error"] for one in read_lines(directory / "probes.jsonl")}
+        words = f"PGD-20 on {images} test images"
     else:
-        key = next(name for name in reversed(config["track"].split(",")) if name.startswith("pgd"))
-        seen, rows_per_epoch = [record for record in records if key in record], 1
+        key = next(name for name in reversed(track.split(",")) if name.startswith("pgd"))
+        seen = [record for record in read_lines(directory / "metrics.jsonl") if key in record]
+        rows_per_epoch, images = 1, result["config"]["validation"]
         errors = {one["step"]: one.get("tracked_error") for one in seen}
+        words = f"{key} on tracking images, once an epoch"
     rows = [
         {"multi": one[key], "single": one["accuracy"], "clean": one["clean"], "error": errors.get(one["step"])}
         | {"step": one["step"]}
         for one in seen
     ]
+    return rows, rows_per_epoch, images, words
+
+
+def judged(directory: Path) -> dict[str, Any]:
+    """One row: when the run collapsed in truth, when the monitor said so."""
+    result = json.loads((directory / "result.json").read_text())
+    config, probes = result["config"], read_lines(directory / "probes.jsonl")
+    steps_per_epoch = read_lines(directory / "metrics.jsonl")[0]["step"]
+    every = probes[0]["step"] if probes else steps_per_epoch
+    per_epoch = max(1, steps_per_epoch // every)
+    rows, rows_per_epoch, images, words = observed(directory, result, per_epoch)
     chance = 1 / len(result["classes"])
-    images = truth[0]["images"] if truth else config["validation"]
     floor = chance + 3 * math.sqrt(chance * (1 - chance) / images)  # no luck of a network that knows nothing
     fall = collapse_start(rows, floor, rows_per_epoch + 1)  # an epoch after the first of them is in the run
     start = None if fall is None else rows[fall]["step"]
@@ -149,17 +159,11 @@ def judged(directory: Path) -> dict[str, Any]:
         "never robust": groundless == 0,
         "healthy": detected is None,
     }[kind]
-    return {
-        "run": directory.name,
-        "held_out": directory.name not in SET_ON,
-        "data": config["data"],
-        "model": config["model"],
-        "method": config["method"],
-        "eps": config["eps"],
-        "seed": config["seed"],
-        "epochs": config["epochs"],
+    about = {"run": directory.name, "held_out": directory.name not in SET_ON}
+    about |= {key: config[key] for key in ("data", "model", "method", "eps", "seed", "epochs")}
+    return about | {
         "steps_per_epoch": steps_per_epoch,
-        "truth": f"PGD-20 on {truth[0]['images']} test images" if truth else f"{key} on tracking images, once an epoch",
+        "truth": words,
         "best": max(row["multi"] for row in rows),
         "final": rows[-1]["multi"],
         "kind": kind,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from elle.cli_bench import measured_with
-from elle.engine.runtime import hardware_name, pick_device
+from elle.engine.runtime import hardware_name, measured_with, pick_device
 
 FOLDER = Path(__file__).parent / "results"
 H200 = measured_with("NVIDIA H200", "2.11.0")

@@ -35,13 +35,13 @@ from typing import Any
 import torch
 from results import result_file
 
+from elle.charts.lines import Chart, Series, draw
 from elle.config import Config, load_config
 from elle.engine.loop import Watcher, train
 from elle.engine.parts import method_of
 from elle.engine.runtime import GraphedStep
 from elle.errors import InputError, Interrupted, WorkError
 from elle.evaluation.names import parse_attacks
-from elle.experiments.chart import Chart, Series, draw
 from elle.experiments.recipe import load_recipe, run_id
 from elle.experiments.sweep import run_name
 from elle.experiments.training import is_running

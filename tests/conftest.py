@@ -37,6 +37,13 @@ class Outcome:
     err: str
 
 
+def assert_one_line(outcome: Outcome, code: int) -> None:
+    assert outcome.code == code, outcome
+    assert outcome.err.startswith("elle: "), outcome.err
+    assert outcome.err.count("\n") == 1, outcome.err
+    assert "Traceback" not in outcome.out + outcome.err
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Callable[..., Config]:
     """settings("lr=0.1", out="b") -> the configuration of a short run into the test's own folder."""

@@ -56,18 +56,33 @@ def test_its_table_cuts_off_nothing_on_a_narrow_terminal(short, width):
     assert f"{runs[0].records[-1]['pgd-20']:.1%}" in lines[1]
 
 
-def test_it_replaces_a_former_demo_but_nothing_else(short, tmp_path):
-    out, _ = short
+@pytest.fixture
+def begin(monkeypatch):
+    """Run a demo up to its first training."""
+
+    def run(out):
+        with monkeypatch.context() as patch:
+            patch.setattr("elle.demo._start", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                run_demo(out, seed=3, quiet=True)
+
+    return run
+
+
+def test_it_replaces_a_former_demo_but_nothing_else(begin, tmp_path):
+    out = tmp_path / "out"
+    begin(out)
+    (out / "fgsm").mkdir()
     (out / "fgsm" / "old").touch()
-    run_demo(out, seed=3, quiet=True, words=["epochs=1", "max_steps=1"])
-    assert not (out / "fgsm" / "old").exists()
+    begin(out)
+    assert not (out / "fgsm").exists()
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(InputError, match="is not a former demo"):
         run_demo(tmp_path, seed=0, quiet=True)
     assert (tmp_path / "mine.txt").read_text() == "precious"
 
 
-def test_one_demo_at_a_time_and_a_killed_one_leaves_no_training_behind(tmp_path):
+def test_one_demo_at_a_time_and_a_killed_one_leaves_no_training_behind(begin, tmp_path):
     out = tmp_path / "out"
     demo = subprocess.Popen([sys.executable, "-m", "elle", "demo", "--out", str(out)], stdout=subprocess.DEVNULL)
     try:
@@ -79,7 +94,7 @@ def test_one_demo_at_a_time_and_a_killed_one_leaves_no_training_behind(tmp_path)
         demo.kill()
         demo.wait()
     _wait_until(lambda: not any(is_running(out / method) for method in NAMES))
-    run_demo(out, seed=3, quiet=True, words=["epochs=1", "max_steps=1"])
+    begin(out)
 
 
 def _wait_until(condition):
@@ -106,7 +121,7 @@ def test_a_log_of_an_interrupted_demo_ends_with_how_far_it_came(tmp_path, monkey
     assert log.endswith("\n")
 
 
-def _interrupt():
+def _interrupt(*_):
     raise KeyboardInterrupt
 
 

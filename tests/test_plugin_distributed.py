@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import elle
-from elle.core import linearity
+from elle.core.linearity import error
 from tests.networks import conv_net, gradient, images, smooth_net
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
@@ -83,7 +83,7 @@ def worker(rank, folder):
     seen["own_error"] = own_error(rank)
     seen["two_backwards"] = two_backwards(rank)
     seen["static"] = train(DistributedDataParallel(conv_net(), static_graph=True), lambda step: part(step, rank))
-    linearity.uniform_in_ball = opposite_offsets()
+    error.uniform_in_ball = opposite_offsets()
     for way, called in CALLED.items():
         model = DistributedDataParallel(smooth_net(64), static_graph=True)
         seen[way] = train(model, lambda step: part(step, rank), called=called(model))
@@ -100,7 +100,7 @@ def own_error(rank):
     model, reg = smooth_net(64), elle.ELLE(EPS)
     x, y = part(0, rank)
     torch.manual_seed(rank)
-    alone = linearity.triplet_error(model, x, y, EPS).mean().detach()
+    alone = error.triplet_error(model, x, y, EPS).mean().detach()
     torch.manual_seed(rank)
     reg(DistributedDataParallel(model), x, y)
     return {"alone": alone, "reported": reg.error}
@@ -153,7 +153,7 @@ def test_the_error_is_the_mean_over_the_ranks(ranks):
 @pytest.mark.parametrize("network", ["plain", "evaluated before", *CALLED])
 def test_two_processes_train_as_one_on_the_whole_batch(ranks, network, quantity, monkeypatch):
     """With static_graph too, where DistributedDataParallel takes the first backward at all for that of a step."""
-    monkeypatch.setattr(linearity, "uniform_in_ball", opposite_offsets())
+    monkeypatch.setattr(error, "uniform_in_ball", opposite_offsets())
     one = train(smooth_net(64), lambda step: images(8 * RANKS, seed=step))
     atol = 1e-5 if quantity == "gradient" else 0
     torch.testing.assert_close(ranks[0][network][quantity], one[quantity], rtol=1e-2, atol=atol)

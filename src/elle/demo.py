@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from elle.charts.lines import Chart, Series
 from elle.config import format_radius, load_config
 from elle.errors import InputError, WorkError
-from elle.experiments.chart import Chart, Series
 from elle.experiments.page import Table as PageTable
 from elle.experiments.page import write_page
 from elle.experiments.training import stop_with_parent

@@ -64,7 +64,7 @@ def _gpu() -> list[dict[str, str]]:
 
 
 def _packages() -> dict[str, str]:
-    """What elle itself needs beside torch."""
+    """The packages that elle itself needs beside torch."""
     found, missing = _versions(["numpy", "safetensors", "pydantic", "typer", "rich", "scikit-learn", "pillow"])
     return _row("packages", found, f"pip install {' '.join(missing)}" if missing else "")
 
@@ -77,7 +77,7 @@ def _extra(name: str) -> dict[str, str]:
 
 
 def _versions(packages: list[str]) -> tuple[str, list[str]]:
-    """Those that are installed, with their versions, and the others."""
+    """The packages that are installed, with their versions, and those that are not."""
     found, missing = [], []
     for name in packages:
         try:

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from elle.core.attacks import Model, check_batch, check_classes, check_logits, check_radius, parallel_parts
+from elle.core.attacks import Model
+from elle.core.attacks.checks import check_batch, check_classes, check_logits, check_radius
+from elle.core.attacks.network import parallel_parts
 from elle.core.controller import Constant, OnOff
 from elle.core.linearity import Criterion, Linearity, Norm, cross_entropy
 from elle.models.half_weights import has_compiled_parts
@@ -146,7 +148,7 @@ class ELLE(nn.Module):
                 setattr(self, name, value.to(buffer.dtype, copy=True))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """As any module's, but `half()` of a network that holds the plug-in leaves its statistics in float32.
+        """As `nn.Module._apply`, but `half()` of a network that holds the plug-in leaves its statistics in float32.
 
         An error of 1e-8 is 0 in fp16, and a count in bf16 ends at 256. A criterion's buffers, such as the weights of
         classes, meet logits in float32 at least.

@@ -49,7 +49,7 @@ def fast_bat_rate(data: str, eps: float, model: str) -> dict[str, dict[str, Any]
 
 
 def normalisation(method: str) -> str:
-    """What `normalise` is for a method: the steps of SLAT inside a network are meant for normalised images."""
+    """The default of `normalise` for a method: the steps of SLAT inside a network are meant for normalised images."""
     return "dataset" if method.partition("+")[0] == "slat" else "none"
 
 

@@ -10,13 +10,13 @@ import numpy
 import pytest
 
 from elle.cli import main
+from elle.cli.watch import watch
 from elle.config import load_config
 from elle.data.registry import load_dataset
 from elle.engine.loop import train
 from elle.engine.run_files import run_directory
 from elle.errors import WorkError
 from elle.experiments.rundir import open_run
-from elle.watch import watch
 
 from ..data.photographs import write_folder, write_photographs
 

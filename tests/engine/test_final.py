@@ -14,7 +14,7 @@ from elle.engine.run_files import FINAL
 from elle.errors import WorkError
 from elle.evaluation.units import Files, Unit
 
-from ..test_cli import assert_one_line
+from ..conftest import assert_one_line
 from .interrupting import PulledPlugError, accuracies, kept_units
 
 WORDS = ("epochs=2", "max_steps=18", "final=clean,pgd-2")

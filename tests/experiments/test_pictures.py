@@ -1,17 +1,14 @@
-"""Runs drawn, watched and compared, from directories made by hand; and the loss surface of a small network."""
+"""Runs drawn and compared, from directories made by hand; and the loss surface of a small network."""
 
-import itertools
 import json
 import math
-import os
 import re
-import time
 import xml.etree.ElementTree as ET
 
 import pytest
 import torch
-from rich.console import Console
 
+from elle.charts.heatmap import Heatmap, draw_heatmap
 from elle.config import load_config
 from elle.engine import checkpoint
 from elle.engine.loop import train
@@ -19,12 +16,9 @@ from elle.engine.surface import around_collapse, loss_surface
 from elle.errors import InputError
 from elle.experiments.delayed import delayed_collapse
 from elle.experiments.figure import write_figures
-from elle.experiments.heatmap import Heatmap, draw_heatmap
 from elle.experiments.pictures import course, falls, surface_figures, weight_evolution, write_pictures
 from elle.experiments.rundir import open_run, tracked_images, unique_names
-from elle.files import FolderLock
 from elle.models.registry import build_model
-from elle.watch import sparkline, view
 from tests.conftest import QUICK
 from tests.experiments.runs import run_directory
 from tests.networks import Affine
@@ -144,28 +138,6 @@ def test_the_surfaces_of_both_states_have_one_scale():
     assert surface_figures("fgsm", None) == []
 
 
-def test_a_heat_map_has_a_cell_a_value_and_colours_from_low_to_high():
-    svg = draw_heatmap(Heatmap("title <", "x", "y", [0, 1], [0, 1], [[0.0, 1.0], [float("nan"), 7.0]], 0.0, 1.0))
-    cells = [rect for rect in ET.fromstring(svg).iter() if rect.tag.endswith("rect") and len(rect)]
-    assert ">loss</text>" in svg
-    assert [cell.get("fill") for cell in cells] == ["#440154", "#fde725", "#b0b0b0", "#fde725"]
-
-
-@pytest.mark.parametrize("high", [0.0, 4e-4, 2.3, 5e6])
-def test_no_number_of_the_scale_is_written_over_another(high):
-    svg = draw_heatmap(Heatmap("title", "x", "y", [0, 1], [0, 1], [[0.0, high], [0.0, 0.0]], 0.0, high))
-    texts = re.findall(r'<text[^>]* x="([\d.]+)" y="([\d.]+)"[^>]*>', svg)
-    beside = sorted(float(y) for x, y in texts if float(x) > 365)
-    assert len(beside) >= 2  # the word and a number
-    assert all(below - above >= 12 for above, below in itertools.pairwise(beside))
-
-
-def test_the_scale_of_a_heat_map_tells_the_power_of_ten_that_its_labels_leave_out():
-    svg = draw_heatmap(Heatmap("title", "x", "y", [0, 1], [0, 1], [[0.0, 1e-4], [2e-4, 4e-4]], 0.0, 4e-4))
-    assert ">4</text>" in svg
-    assert ">loss (\u00d710\u207b\u2074)</text>" in svg
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_losses_that_are_no_numbers_are_grey_and_leave_the_colours_of_the_others(bad):
     """One network that overflows made every cell of both maps as dark as a loss of 0, or ended in an error."""
@@ -223,51 +195,6 @@ def test_a_figure_says_which_images_are_tracked(tmp_path):
     assert tracked_images([open_run(held), open_run(none)]) == both
 
 
-def test_a_delayed_collapse_is_told_by_method(tmp_path):
-    words = [
-        ("fgsm", "0.1", None),
-        ("fgsm", "0.2", 5),
-        ("fgsm", "0.3", 2),
-        ("elle-a", "0.1", None),
-        ("elle-a", "0.3", None),
-    ]
-    runs = [
-        open_run(run_directory(tmp_path / f"{method}-{eps}", f"method={method}", f"eps={eps}", fall=fall))
-        for method, eps, fall in words
-    ]
-    elle_a, fgsm = delayed_collapse(runs)
-    assert (elle_a["method"], elle_a["holds_to"], elle_a["epochs_held"]) == ("elle-a", 0.3, 6)
-    assert (fgsm["holds_to"], fgsm["first_collapse_eps"], fgsm["first_collapse_epoch"]) == (0.1, 0.2, 5)
-    assert [(one["eps"], one["collapsed"], one["held"]) for one in fgsm["by_eps"]] == [
-        (0.1, 0, None),
-        (0.2, 1, 5),
-        (0.3, 1, 2),
-    ]
-
-
-def test_the_epochs_that_a_method_held_are_those_at_the_eps_that_is_told(tmp_path):
-    runs = [
-        open_run(run_directory(tmp_path / eps, "method=n-fgsm", f"eps={eps}", epochs=epochs, finished=eps == "0.1"))
-        for eps, epochs in (("0.1", 20), ("0.3", 2))
-    ]
-    (row,) = delayed_collapse(runs)
-    assert (row["holds_to"], row["epochs_held"]) == (0.3, 2)
-
-
-def test_radii_of_two_norms_are_not_one_row(tmp_path):
-    runs = [
-        open_run(run_directory(tmp_path / norm, "method=fgsm", f"norm={norm}", f"eps={eps}", fall=fall))
-        for norm, eps, fall in (("linf", "0.2", 3), ("l2", "0.5", None))
-    ]
-    assert [(row["norm"], row["holds_to"]) for row in delayed_collapse(runs)] == [("l2", 0.5), ("linf", None)]
-
-
-def test_a_run_without_a_monitor_is_judged_by_its_result(tmp_path):
-    path = run_directory(tmp_path / "run")
-    (path / "result.json").write_text(json.dumps({"collapse_epoch": 4}))
-    assert open_run(path).collapse_step() == 40
-
-
 @pytest.mark.parametrize("command", [["watch", "--once"], ["plot", "--out", "x.html"]])
 def test_a_folder_that_is_no_run_is_refused(elle, tmp_path, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -277,24 +204,6 @@ def test_a_folder_that_is_no_run_is_refused(elle, tmp_path, command, monkeypatch
         assert outcome.code == 2
         assert words in outcome.err
     assert not (tmp_path / "x.html").exists()
-
-
-def test_runs_are_watched_side_by_side(elle, tmp_path):
-    events = [{"event": "rollback", "step": 20, "undone_from": 35, "probes": [], "method": "fgsm+elle-a"}]
-    runs = [
-        run_directory(tmp_path / "a", fall=4),
-        run_directory(tmp_path / "b", finished=False, events=events),
-        run_directory(tmp_path / "c", weight=3.0),
-    ]
-    outcome = elle("watch", "--once", *runs)
-    assert outcome.code == 0, outcome.err
-    for part in (
-        "finished, collapsed at step 40",
-        "a: collapse at step 45: it fell",
-        "training, rolled back 1 x",
-        "finished",
-    ):
-        assert part in outcome.out, part
 
 
 def test_a_run_that_goes_back_to_stop_there_does_not_go_on(elle, tmp_path):
@@ -311,83 +220,12 @@ def test_a_run_that_goes_back_to_stop_there_does_not_go_on(elle, tmp_path):
     assert "It was undone: back to step 20, where the run stopped." in (tmp_path / "page.html").read_text()
 
 
-def test_a_narrow_terminal_shows_fewer_columns_and_those_whole(tmp_path):
-    run = open_run(run_directory(tmp_path / "digits-n-fgsm-eps0.2-seed0", fall=4))
-    console = Console(width=80)
-    with console.capture() as captured:
-        console.print(view([run], console.width))
-    head, row = captured.get().splitlines()[:2]
-    assert head.split() == ["run", "epoch", "multi-step", "best", "state"]
-    assert row.split()[:4] == ["digits-n-fgsm-eps0.2-seed0", "6/6", "1.0%", "40.0%"]
-
-
-def shown(runs, width, height=None):
-    console = Console(width=width)
-    with console.capture() as captured:
-        console.print(view(runs, width, height))
-    return captured.get().splitlines()
-
-
-def test_names_that_differ_at_their_end_do_so_on_a_narrow_terminal(tmp_path):
-    names = [f"digits-n-fgsm+elle-a-eps0.2-seed{seed}-0123abcd" for seed in (0, 1)]
-    lines = shown([open_run(run_directory(tmp_path / name)) for name in names], 60)
-    assert [lines[k][:24].strip() + lines[k + 1][:24].strip() for k in (1, 3)] == names
-    assert all(line.split()[1:] == ["6/6", "40.0%", "40.0%", "finished"] for line in lines[1::2])
-
-
-def test_a_run_is_watched_under_its_name_whatever_is_in_it(tmp_path):
-    assert shown([open_run(run_directory(tmp_path / "lr[a]"))], 200)[1].split()[0] == "lr[a]"
-
-
-def test_more_runs_than_lines_are_counted_and_those_that_train_come_first(tmp_path):
-    runs = [open_run(run_directory(tmp_path / f"run{k}", finished=k == 29)) for k in range(30)]
-    lines = shown([runs[29], *runs[:29]], 100, height=10)
-    assert len(lines) == 10
-    assert [line.split()[0] for line in lines[1:-1]] == [f"run{k}" for k in range(8)]
-    assert lines[-1] == "and 22 more"
-    assert len(shown(runs, 100)) == 31
-
-
 def test_a_run_that_ended_early_is_not_drawn_as_one_that_held(elle, tmp_path):
     stop = {"event": "stop", "step": 20, "reason": "training diverged in epoch 2"}
     runs = [run_directory(tmp_path / "a", finished=False, events=[stop]), run_directory(tmp_path / "b", finished=False)]
     assert elle("plot", *runs, "--out", tmp_path / "page.html").code == 0
     page = (tmp_path / "page.html").read_text()
     assert "a: no collapse. It ended early: training diverged in epoch 2. b: no collapse. It has not finished." in page
-
-
-def test_a_number_that_was_not_finite_is_left_out_of_what_is_watched(elle, tmp_path):
-    metrics = run_directory(tmp_path / "a") / "metrics.jsonl"
-    metrics.write_text(metrics.read_text().replace('"pgd-10": 0.4', '"pgd-10": null', 1))
-    outcome = elle("watch", "--once", tmp_path / "a")
-    assert (outcome.code, "40.0%" in outcome.out) == (0, True)
-
-
-def test_watching_ends_with_the_last_run(elle, tmp_path):
-    assert elle("watch", run_directory(tmp_path / "a")).code == 0
-
-
-def test_watching_ends_with_a_run_that_has_stopped_and_says_why(elle, tmp_path):
-    reason = "training diverged in epoch 2: " + "the loss is not finite, " * 10 + "lower lr"
-    stop = {"event": "stop", "step": 20, "reason": reason}
-    outcome = elle("watch", run_directory(tmp_path / "a", finished=False, events=[stop]))
-    assert outcome.code == 0
-    assert outcome.out.count("stopped") == 1
-    assert f"a: {reason}\n" in outcome.out  # in one line: there is no terminal to wrap it for
-
-
-def test_a_run_that_was_killed_is_not_called_training(elle, tmp_path):
-    run = run_directory(tmp_path / "a", finished=False)
-    assert "training" in elle("watch", run, "--once").out.splitlines()[1]
-    with FolderLock(run, ".lock"):
-        long_ago = time.time() - 3600
-        for file in run.iterdir():
-            os.utime(file, (long_ago, long_ago))
-        assert "training" in elle("watch", run, "--once").out.splitlines()[1]
-    (run / "gone").symlink_to("nowhere")  # like a file that another machine removes while we look
-    told = elle("watch", run, "--once").out
-    assert "not running here" in told
-    assert f"`elle train --out {run} --resume`" in told
 
 
 def test_a_run_that_was_resumed_has_not_stopped(tmp_path):
@@ -414,11 +252,6 @@ def test_the_commands_write_and_print(elle, tmp_path):
     outcome = elle("plot", run, "--out", tmp_path / "empty.html")
     assert (outcome.code, "nothing to draw yet" in outcome.err) == (2, True)
     assert not (tmp_path / "empty.html").exists()
-
-
-@pytest.mark.parametrize(("values", "bars"), [([], ""), ([0, 0], "▁▁"), ([0, 0.5, 1], "▁▅█")])
-def test_a_course_is_a_row_of_bars(values, bars):
-    assert sparkline(values) == bars
 
 
 def test_a_file_of_other_bytes_or_that_cannot_be_read_is_named(elle, tmp_path):

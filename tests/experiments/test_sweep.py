@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from elle.cli_sweep import _conclude, _interrupted
+from elle.cli.sweep import _conclude, _interrupted
 from elle.config import load_config
 from elle.errors import InputError, Interrupted, WorkError
 from elle.experiments.local import LocalExecutor
@@ -334,7 +334,7 @@ class Talking:
 
 def test_what_a_cluster_says_is_no_part_of_the_json(tmp_path, elle, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("elle.cli_sweep._local", lambda *_: Talking())
+    monkeypatch.setattr("elle.cli.sweep._local", lambda *_: Talking())
     tiny_recipe(tmp_path)
     told = elle("sweep", "tiny.toml", "--json")
     assert [row["state"] for row in json.loads(told.out)] == ["finished"] * 4

@@ -67,7 +67,7 @@ class ResizeCache:
 
 
 def _key(files: Sequence[Path]) -> str:
-    """Of the very files, in their order: another name, size or time of change makes another cache."""
+    """A digest of the files in their order: another name, size or time of change makes another cache."""
     digest = hashlib.sha256()
     for path in files:
         try:

@@ -95,7 +95,7 @@ def read_bounded(path: Path) -> bytes:
 
 
 def inflate(raw: bytes | memoryview, size: int, name: str, gzipped: bool = False) -> bytes:
-    """What zlib or gzip data unpack to, at most `size` bytes of it."""
+    """Unpack zlib or gzip data, at most `size` bytes."""
     try:
         return zlib.decompressobj(31 if gzipped else 15).decompress(raw, size)
     except zlib.error:

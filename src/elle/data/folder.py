@@ -50,7 +50,7 @@ class FolderIndex:
     classes: tuple[str, ...]
 
     def skipped(self) -> str | None:
-        """What to tell of images that are not read, in a line; None where there are none."""
+        """A line that counts the images of other formats, which are not read; None where there are none."""
         found = self.train.skipped + (self.test.skipped if self.test else Counter())
         if not found:
             return None

@@ -122,7 +122,7 @@ def enough_images(data: Split) -> npt.NDArray[np.uint8]:
 
 
 def _short_sides(split: FolderSplit) -> list[int]:
-    """Of some images, spread over the set."""
+    """The lengths in pixels of the short sides of some images, spread over the set."""
     from elle.data.decoding import OpenImage
 
     images = (OpenImage(str(path)) for path in split.paths[:: max(1, len(split) // _LOOKED_AT)])
@@ -169,7 +169,7 @@ def _batch_for(images: int) -> int:
 
 
 def described(images: ImageSet, validation: int) -> list[str]:
-    """What a folder was found to hold, and what in it is not read, a line each; none for other sets."""
+    """Lines for the user about a folder: its contents, and the files in it that are not read; none for other sets."""
     if not isinstance(images.train, FolderImages):
         return []
     names = ", ".join(images.classes[:8]) + (", .." if len(images.classes) > 8 else "")
@@ -205,14 +205,7 @@ def training_source(
     from elle.data.resident import Resident, ResidentInPhases, chosen_for_validation, split_validation
     from elle.data.streaming import Streaming
 
-    if phases and loading == "resident" and isinstance(data, FolderImages):
-        raise InputError("phases read image files anew at each size; leave loading=resident out")
-    if loading == "streaming" and not isinstance(data, FolderImages):
-        raise InputError("loading=streaming is for image files, and these images are arrays; leave it out")
-    if cache is not None and (loading == "resident" or not isinstance(data, FolderImages)):
-        raise InputError(
-            f"cache={cache} is for image files that are streamed, and these are kept decoded; leave it out"
-        )
+    _check_loading(data, bool(phases), loading, cache)
     if not isinstance(data, FolderImages) or not (phases or _streamed(data, loading)):
         training, held_out = split_validation(data, validation, seed)
         if phases:
@@ -234,6 +227,18 @@ def training_source(
         ranks=ranks,
     )
     return source, held_files
+
+
+def _check_loading(data: Split, phases: bool, loading: Loading, cache: str | None) -> None:
+    """Refuse settings that these images cannot be loaded by."""
+    if phases and loading == "resident" and isinstance(data, FolderImages):
+        raise InputError("phases read image files anew at each size; leave loading=resident out")
+    if loading == "streaming" and not isinstance(data, FolderImages):
+        raise InputError("loading=streaming is for image files, and these images are arrays; leave it out")
+    if cache is not None and (loading == "resident" or not isinstance(data, FolderImages)):
+        raise InputError(
+            f"cache={cache} is for image files that are streamed, and these are kept decoded; leave it out"
+        )
 
 
 def _streamed(data: FolderImages, loading: Loading) -> bool:

@@ -52,12 +52,12 @@ class Timetable:
 
     @cached_property
     def _first_epochs(self) -> list[int]:
-        """Of each phase, and last the number of all epochs."""
+        """The number of the first epoch of each phase, and last the number of all epochs."""
         return list(accumulate((phase.epochs for phase in self.phases), initial=0))
 
     @cached_property
     def _first_steps(self) -> list[int]:
-        """Of each epoch, and last the number of all steps."""
+        """The number of the first step of each epoch, and last the number of all steps."""
         return list(accumulate((self.steps(epoch) for epoch in range(self.epochs)), initial=0))
 
     @property
@@ -77,7 +77,7 @@ class Timetable:
         return min(self._of_epoch[epoch].batch, self.images)
 
     def note_on_batches(self) -> str | None:
-        """What to tell of batches that are larger than the training set; None where there are none."""
+        """A line about batches that are larger than the training set; None where there are none."""
         larger = [f"batch={phase.batch}" for phase in self.phases if phase.batch > self.images]
         if not larger:
             return None

@@ -118,7 +118,7 @@ def draws(seed: int, epoch: int, first: int, count: int) -> npt.NDArray[np.float
 
 
 def usable_workers(wanted: int | None) -> int:
-    """As many workers as are wanted, or as there are cores to use, less the one that the training itself needs."""
+    """The number of workers: as many as are wanted, or one for each core except the one that the training needs."""
     return wanted if wanted is not None else max(1, usable_cores() - 1)
 
 

@@ -91,7 +91,7 @@ def assess_run(
 
 
 def _identity(job: Job, subject: Subject) -> dict[str, Any]:
-    """What two evaluations must have in common to share their units: everything but attacks and devices."""
+    """All that two evaluations must have in common to share their units: everything except attacks and devices."""
     points = {"data": subject.data, "count": job.count, "points": subject.points_digest()}
     # The same weights are another network in another function.
     network = {"model": subject.model_name, "weights": subject.digest()}
@@ -207,7 +207,7 @@ def _worker(job: Job, subject: Subject, device: torch.device) -> Worker:
 
 
 def _about(job: Job, subject: Subject) -> dict[str, Any]:
-    """What a record says of its network and its points."""
+    """The description of the network and the points in a record."""
     return {
         "model": {
             "name": subject.model_name,

@@ -31,7 +31,7 @@ MOST_STEPS = 1000
 
 @dataclass(frozen=True)
 class Setting:
-    """What is common to the steps that are compared."""
+    """The settings that all compared steps share."""
 
     device: torch.device
     precision: Precision

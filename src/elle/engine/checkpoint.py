@@ -116,7 +116,7 @@ def checkpoints(run: Path) -> list[Path]:
 def take_checkpoint(
     run: Path, step: int, tensors: Mapping[str, Tensor], header: Mapping[str, Any]
 ) -> Callable[[], Path]:
-    """What writes the checkpoint of `step`, of all as it is now, and then deletes all before it but the last."""
+    """Copy the state now; the function returned writes the checkpoint of `step`, and deletes older ones but one."""
     path, copies = checkpoint_path(run, step), _copied(tensors)
     text = json.dumps({"kind": "checkpoint", "step": step} | dict(header))
 

@@ -106,7 +106,7 @@ def _shape(function: Any, args: Any, kwargs: Any) -> Sequence[int]:
 
 
 def _resized(function: Any, size: list[int], args: Any, kwargs: Any) -> Tensor:
-    """The same draw in another size, in the same memory format: only so are its rows those of one process."""
+    """The same draw in another size; it keeps the memory format, on which the numbers in its rows depend."""
     if function in _LIKE:
         x = args[0]
         last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from elle.core.attacks import SCALE, Model, SignStep
+from elle.core.attacks import Model, SignStep
+from elle.core.attacks.steps import SCALE
 from elle.core.losses import CrossEntropy, When
 from elle.methods import Method
 from elle.models.tiles import padded

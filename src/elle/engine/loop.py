@@ -7,7 +7,6 @@ import gc
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from elle.core.schedules import SCHEDULES
 from elle.data.image_folder import described
 from elle.engine.guard import Guard
 from elle.engine.leaving_out import LeavingOut, leaves_out
-from elle.engine.monitor import Kind, Reading, Verdict
 from elle.engine.outcome import conclude
 from elle.engine.parts import build_parts
 from elle.engine.ranks import ALONE, LOST, Ranks, check_launched, joined, own_device, restarts
@@ -28,24 +26,13 @@ from elle.engine.run_files import RunFiles, run_directory
 from elle.engine.runtime import GraphedStep, pick_device, pick_precision, stop_signals
 from elle.engine.same_images import check_same_images, count_images, drawn_files, labels_digest
 from elle.engine.tracking import Tracking
+from elle.engine.watcher import Watcher
 from elle.errors import InputError, WorkError, stopped_by
 from elle.evaluation.names import parse_attacks
 from elle.evaluation.units import fitting_batch
 from elle.methods import Method
 from elle.models.recomputing import note_on_random_layers
 from elle.version import __version__
-
-
-@dataclass
-class Watcher:
-    """What a run tells whoever watches it; the default watcher looks away."""
-
-    started: Callable[[Config, int, int], None] = lambda config, steps, done: None
-    stepped: Callable[[int], None] = lambda step: None
-    recorded: Callable[[Record], None] = lambda record: None
-    said: Callable[[str], None] = lambda text: None
-    judged: Callable[[Verdict], None] = lambda verdict: None
-    looked: Callable[[Reading, Kind | None], None] = lambda reading, condition: None
 
 
 def train(
@@ -342,7 +329,7 @@ class Run:
         return f"continue with: elle train --out {shlex.quote(str(self.directory))} {words}"
 
     def model_header(self) -> dict[str, Any]:
-        """What a file of weights says of its network, and of the images that it was trained on."""
+        """The header of a file of weights: the network, and the images that it was trained on."""
         return {
             "kind": "model",
             "model": self.config.model,

@@ -54,7 +54,7 @@ _LOST, _LEARNT = 0.15, 0.05
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is the matter, when it was noticed, since when it shows, and why it is believed."""
+    """A problem with the training: its kind, the step it was noticed at, the step it began at, and the evidence."""
 
     kind: Kind
     step: int

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from elle.config import Config, given
-from elle.core.attacks import in_eval_mode
+from elle.core.attacks.network import in_eval_mode
 from elle.core.precision import Precision
 from elle.data.image_folder import filled_in, training_source
 from elle.data.phases import Phase, Timetable

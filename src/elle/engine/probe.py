@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elle.core.attacks import Norm, SignStep, check_count, one_radius, unwrapped
+from elle.core.attacks import Norm, SignStep
+from elle.core.attacks.checks import check_count, one_radius
+from elle.core.attacks.network import unwrapped
 from elle.core.linearity import Linearity
 from elle.engine.monitor import Monitor, Reading, Verdict
 from elle.evaluation.autoattack import oracle
@@ -49,20 +51,7 @@ class CollapseMonitor(Monitor):
         batch: int | None = None,
         graph: bool = False,
     ) -> None:
-        for name, one in (("x", x), ("y", y)):
-            if not isinstance(one, Tensor):
-                raise ValueError(f"{name} is a {type(one).__name__}; give a tensor")
-        if len(x) == 0 or len(x) != len(y):
-            raise ValueError(f"{len(x)} probe images and {len(y)} labels; there must be one label an image")
-        if y.dim() != 1:
-            raise ValueError(f"the labels have shape {tuple(y.shape)}; give the number of the class of each image, [N]")
-        if not torch.equal(y.long().to(y.dtype), y):
-            raise ValueError("the labels are not whole numbers; give the number of the class of each image, from 0")
-        if not x.is_floating_point() or not bool(((x >= 0) & (x <= 1)).all()):
-            raise ValueError(
-                f"the probe images are {x.dtype} in {float(x.min()):.3g} to {float(x.max()):.3g}; give floats in "
-                f"[0, 1], and a network that normalises for itself"
-            )
+        _check_images(x, y)
         eps = one_radius(eps, norm)
         if per_epoch < 1:
             raise ValueError(f"per_epoch is {per_epoch}; it is how often an epoch you call check, 1 or more")
@@ -162,7 +151,7 @@ class CollapseMonitor(Monitor):
         return torch.cat([accuracies, torch.stack([error.float(), loss, classes])])
 
     def _seen(self, model: nn.Module, some: slice) -> tuple[Tensor, Tensor]:
-        """Of some images the errors [B], and the logits without attack, under one step and under several [3, B, C]."""
+        """The errors of some images [B], and their logits without attack, under one step and several [3, B, C]."""
         x, y = self.x[some], self.y[some]
         x_single = self.single(model, x, y, self.eps)
         x_multi = self.multi(model, x, y, self.eps, self.begin[some])
@@ -171,6 +160,24 @@ class CollapseMonitor(Monitor):
             errors = self.linearity(model, x, y, self.eps, drawn=(x_a, x_b, position))
             logits: Tensor = model(torch.cat([x, x_single, x_multi]))
         return errors, logits.reshape(3, len(y), -1)
+
+
+def _check_images(x: Tensor, y: Tensor) -> None:
+    """Refuse what is no probe: images in [0, 1], each with the number of its class."""
+    for name, one in (("x", x), ("y", y)):
+        if not isinstance(one, Tensor):
+            raise ValueError(f"{name} is a {type(one).__name__}; give a tensor")
+    if len(x) == 0 or len(x) != len(y):
+        raise ValueError(f"{len(x)} probe images and {len(y)} labels; there must be one label an image")
+    if y.dim() != 1:
+        raise ValueError(f"the labels have shape {tuple(y.shape)}; give the number of the class of each image, [N]")
+    if not torch.equal(y.long().to(y.dtype), y):
+        raise ValueError("the labels are not whole numbers; give the number of the class of each image, from 0")
+    if not x.is_floating_point() or not bool(((x >= 0) & (x <= 1)).all()):
+        raise ValueError(
+            f"the probe images are {x.dtype} in {float(x.min()):.3g} to {float(x.max()):.3g}; give floats in "
+            f"[0, 1], and a network that normalises for itself"
+        )
 
 
 class GraphedLook:
@@ -185,7 +192,7 @@ class GraphedLook:
         return self.work is not None and self.work.graph is not None
 
     def __call__(self, model: nn.Module) -> Tensor:
-        """What `measure` finds."""
+        """Call `measure`, or replay it."""
         if self.work is None:
             self.work = Captured(functools.partial(self.measure, model), self.device, eager=1)
         return self.work()

@@ -126,7 +126,7 @@ class Ranks:
                     tensor.copy_(value)
 
     def from_first(self, work: Callable[[], Value]) -> Value:
-        """What `work` returns on the first rank, for all of them; its error, if it ends in one, is raised on all."""
+        """Call `work` on the first rank alone; all ranks return its result, or raise its error."""
         if self.count == 1:
             return work()
         answer: list[Any] = [None, None]

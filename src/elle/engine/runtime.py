@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -38,8 +39,13 @@ def pick_device(name: str) -> torch.device:
 
 
 def hardware_name(device: torch.device) -> str:
-    """What a time was measured on: the GPU's name, or `cpu`."""
+    """The name of the device, to write beside a time: that of the GPU, or `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def measured_with(device: str, torch_version: str) -> str:
+    """The end of a result file's name: nvidia-h200-torch2.11.0."""
+    return f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}-torch{torch_version.split('+')[0]}"
 
 
 def pick_precision(name: str, device: torch.device) -> Precision:

@@ -28,7 +28,7 @@ Places = tuple[tuple[int, int, int], ...]
 
 
 class SGD:
-    """What a step needs of an optimizer; gradients may be scaled by what a `LossScale` says."""
+    """SGD with momentum and weight decay; it divides gradients by the loss scale, where there is one."""
 
     def __init__(self, groups: Sequence[dict[str, Any]], lr: Tensor, momentum: float) -> None:
         self.param_groups = [group for group in groups if group["params"]]

@@ -26,6 +26,7 @@ from elle.engine.fused import by_kernels
 from elle.engine.loss_scale import LossScale
 from elle.engine.ranks import ALONE, Ranks
 from elle.engine.sgd import SGD
+from elle.engine.slopes import Slopes
 from elle.errors import InputError
 from elle.methods import Method
 from elle.models.batch_norm import launchable, use_fused
@@ -108,7 +109,7 @@ class Step:
         self.optimizer.expect_half(lowered_weights(self.model) if self._may_update_by_half() else [])
 
     def begin_phase(self) -> None:
-        """What starts anew with a phase of the run."""
+        """Restart what belongs to one phase of the run: the ramp of the weight."""
         if isinstance(self.method.weight, OnOff):
             self.method.weight.begin_phase(self.rule)
 
@@ -125,8 +126,7 @@ class Step:
         # The one message of the step: gradients, BatchNorm's running statistics and what is written down.
         if self.ranks.count > 1:
             self.alongside.join()
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.ranks.average_gradients(trained, [*running_statistics(self.model), row])
+        self.ranks.average_gradients(self._trained_parameters(), [*running_statistics(self.model), row])
         with self.alongside.work(row):
             self.records.index_copy_(0, self.position, row.unsqueeze(0))
             torch._foreach_add_([self.position, self.done], 1)
@@ -160,14 +160,15 @@ class Step:
             return _row(loss, _accuracy(logits, y), seen, weight, threshold)
 
     def _accumulated(self, x: Tensor, y: Tensor, draws: Draws, penalty: Penalty) -> Tensor:
-        """The same, a micro-batch at a time; loss and penalty apart, as the weight is known when all have been seen."""
+        """As `_gradient`, a micro-batch at a time.
+
+        The gradients of loss and penalty are added up apart: the weight is known only after the last micro-batch.
+        """
         count = self.accumulate
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         # In half precision the penalty's gradient needs a scale: the largest weight it may get.
         scale = (self.method.weight.value if self.method.weight is not None else 0) or 1.0
         read_again = self.method.regulariser is not None and self.method.regulariser.form == "2p"
-        slope = {parameter: torch.zeros_like(parameter) for parameter in parameters}
-        reached: set[nn.Parameter] = set()
+        slopes = Slopes(self._trained_parameters())
         deltas = self.kept["delta"].chunk(count) if "delta" in self.kept else [None] * count
         recorded: list[tuple[Tensor, Tensor]] = []
         errors: list[Tensor] = []
@@ -180,21 +181,17 @@ class Step:
                 if error is not None:
                     errors.append(error.detach())
                 if error is not None and penalty == "trained":
-                    start = scale * error / count
-                    found = torch.autograd.grad(start, parameters, self._loss_scale(), allow_unused=True)
-                    added = {one: part for one, part in zip(parameters, found, strict=True) if part is not None}
-                    torch._foreach_add_([slope[one] for one in added], list(added.values()))
-                    reached |= added.keys()
+                    slopes.add(scale * error / count, self._loss_scale())
             self._move(delta, x_adv.grad)
             recorded.append((loss.detach(), _accuracy(logits, y_part)))
         seen, weight, threshold = self._weigh(torch.stack(errors).mean() if errors else None, penalty)
         if errors and penalty == "trained":
-            # What no pass has reached stays without a gradient: weight decay would act on it.
-            for parameter in reached:
-                before = 0 if parameter.grad is None else parameter.grad
-                parameter.grad = weight / scale * slope[parameter] + before
+            slopes.add_to_gradients(weight / scale)
         loss, accuracy = (torch.stack([one[k] for one in recorded]).mean() for k in range(2))
         return _row(loss, accuracy, seen, weight, threshold)
+
+    def _trained_parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def _loss(self, x: Tensor, y: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Attack, then the forwards of the loss: the loss, the logits, and the points trained on."""
@@ -325,7 +322,7 @@ class Step:
             self.method.subspace.project(self.kept, parameters, before)
 
     def between(self, done: int) -> None:
-        """What the method does after `done` steps and outside of them."""
+        """The work of the method between two steps, after `done` of them."""
         if self.method.subspace is not None and self.method.subspace.observe(
             self.kept, self.model, done, self.total_steps
         ):

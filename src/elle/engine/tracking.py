@@ -44,7 +44,7 @@ class Tracking:
         self._monitor, self._judged = Monitor(per_epoch=1), 0
 
     def record(self) -> Record:
-        """What is tracked, measured now by the first rank for all."""
+        """Measure the tracked attacks and metrics; the first rank does it for all."""
         with self.run.step.trained():
             return self.run.ranks.from_first(self._record)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import math
 import platform
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elle.core.attacks import one_radius, unwrapped
+from elle.core.attacks.checks import one_radius
+from elle.core.attacks.network import unwrapped
 from elle.core.precision import Precision
 from elle.errors import InputError
 from elle.evaluation.autoattack import ORDER, Norm, adaptations
@@ -93,7 +95,7 @@ def assess(
     chunk: int | None = None,
     compile: bool = False,
 ) -> dict[str, Any]:
-    """As `evaluate`, and the whole record that can be published: self-checks, outcomes by point, settings, versions."""
+    """As `evaluate`, but returns the whole record to publish: self-checks, outcomes by point, settings, versions."""
     device = _device(model, x, y)
     how, chunk = precision or search_precision(device), chunk or default_chunk(device, math.prod(x.shape[2:]))
     settings = Settings(_radius(eps, norm), norm, seed, engine, how, batch, chunk, compile)
@@ -190,7 +192,7 @@ def record_of(
 
 
 def versions(engine: Engine, attacks: list[EvaluationAttack]) -> dict[str, str | None]:
-    """Of everything that computed."""
+    """The versions of all software that took part."""
     found: dict[str, str | None] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -198,9 +200,7 @@ def versions(engine: Engine, attacks: list[EvaluationAttack]) -> dict[str, str |
         "numpy": np.__version__,
     }
     if engine == "reference" and any(one.parts for one in attacks):
-        from importlib.metadata import version
-
-        found["pyautoattack"] = version("pyautoattack")
+        found["pyautoattack"] = importlib.metadata.version("pyautoattack")
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from elle.core.attacks import apart_from_ranks, differentiable, in_eval_mode
+from elle.core.attacks.network import apart_from_ranks, differentiable, in_eval_mode
 from elle.models.batch_norm import fusing
 
 

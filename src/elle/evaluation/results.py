@@ -81,7 +81,7 @@ def packed(bits: Bools) -> str:
 
 
 def unpacked(text: str, count: int) -> Bools:
-    """What `packed` wrote, for `count` points."""
+    """The bits of `count` points out of the text that `packed` wrote."""
     raw = np.frombuffer(base64.b64decode(text), np.uint8)
     if len(raw) != -(-count // 8):
         raise ValueError(f"{len(raw)} bytes do not hold {count} points")
@@ -140,7 +140,7 @@ def _points(record: Mapping[str, Any]) -> str:
 
 
 def _claim(name: str, differing: list[str]) -> str:
-    """What fewer broken points in one of two results say of it; under another attack nothing of the network."""
+    """The claim that fewer broken points support; where the attacks differ, it says nothing about the network."""
     if name == "clean":
         return "is more accurate"
     return "was attacked otherwise and is broken less" if set(differing) - {"seed"} else "is more robust"

@@ -32,7 +32,7 @@ _CHUNK_PIXELS = 2**28 // 12
 
 @dataclass(frozen=True)
 class Settings:
-    """What the outcome of a unit depends on, beside the network and the points."""
+    """All that the outcome of a unit depends on, beside the network and the points."""
 
     eps: float
     norm: Norm = "linf"
@@ -67,7 +67,7 @@ class Unit:
 
 @dataclass
 class Outcome:
-    """What a unit found: for clean images which are wrong, for an attack which it broke that were right before."""
+    """The result of a unit: which clean images are wrong, or which of those still right the attack broke."""
 
     broken: Bools
     seconds: float
@@ -140,7 +140,7 @@ def default_chunk(device: torch.device, pixels: int = 32 * 32) -> int:
 
 
 def fitting_batch(batch: int, pixels: int, trained: int = 1) -> int:
-    """That many images of 32 x 32, fewer larger ones, though as many as a training step is known to have room for."""
+    """How many images fit into a batch: fewer than `batch` if they are large, but no fewer than a training step had."""
     return min(batch, max(trained, 1024 * 32 * 32 // pixels))
 
 

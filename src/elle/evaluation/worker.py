@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elle.core.attacks import check_logits, differentiable
+from elle.core.attacks.checks import check_logits
+from elle.core.attacks.network import differentiable
 from elle.core.linearity import cross_entropy
 from elle.errors import InputError, WorkError, first_line
 from elle.evaluation import pgd
-from elle.evaluation.autoattack import ORDER, Norm, search
+from elle.evaluation.autoattack import ORDER, Norm, reference, search
 from elle.evaluation.autoattack.norms import length
 from elle.evaluation.autoattack.oracle import BLIND, Oracle
 from elle.evaluation.mode import current, evaluation_mode, exact_float32, is_wrong
@@ -146,12 +147,10 @@ class Worker:
             if name == "square" and x.dim() != 4:
                 raise InputError(f"square needs images [N, C, H, W]; these are {list(x.shape)}: name other attacks")
             if self.settings.engine == "reference":
-                from elle.evaluation.autoattack import reference
-
                 reference.available(name, classes)
 
     def _facts(self, x: Tensor, y: Tensor, logits: Tensor) -> dict[str, int]:
-        """What the self-checks want to know: a second forward, the gradients, how sure and how varied it is."""
+        """Counts for the self-checks: a second forward, zero gradients, and how sure and varied the predictions are."""
         # In batches half as large: what an image is taken for must not depend on the others either.
         half = -(-min(self.settings.batch, len(x)) // 2)
         again = torch.cat([self._answer(part) for part in torch.split(x, half)]).float()
@@ -245,8 +244,6 @@ def searched(
     """One of AutoAttack's attacks, by elle's own engine or the reference's."""
     common: dict[str, Any] = {"norm": settings.norm, "classes": classes, "seed": seed, "batch": settings.batch}
     if settings.engine == "reference":
-        from elle.evaluation.autoattack import reference
-
         precision: Literal["fp32", "tf32"] = "tf32" if settings.precision == "tf32" else "fp32"
         return reference.search(name, model, x, y, settings.eps, precision=precision, **common)
     own: dict[str, Any] = {"precision": settings.precision, "graph": graph, "compile": settings.compile}

@@ -134,7 +134,7 @@ class Collected:
                 if any((score := setting.score(name)) and score.count < runs for setting, runs in whole)]  # fmt: skip
 
     def asked(self, key: str) -> list[str]:
-        """What the recipe's figure says under a key, one word or several; nothing without a recipe."""
+        """The words under a key of the recipe's figure; none without a recipe."""
         words = self.recipe.figure.get(key, []) if self.recipe else []
         return [str(word) for word in (words if isinstance(words, list) else [words])]
 
@@ -240,7 +240,7 @@ def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
 
 
 def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
-    """What `find_runs` finds; InputError where no run has finished, or none has an accuracy."""
+    """As `find_runs`; InputError where no run has finished, or none has an accuracy."""
     found = find_runs(sources, where)
     if not found.settings:
         raise InputError(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from elle.charts.bars import Bars, draw_bars
+from elle.charts.heatmap import Heatmap, draw_heatmap
+from elle.charts.lines import Chart, draw
 from elle.errors import InputError
-from elle.experiments.bars import Bars, draw_bars
-from elle.experiments.chart import Chart, draw
-from elle.experiments.heatmap import Heatmap, draw_heatmap
 
 Figure = Chart | Heatmap | Bars
 

@@ -34,12 +34,12 @@ class Layout:
         return self.columns if self.carrier == self.rows else self.rows
 
     def label(self, setting: Setting, axis: str) -> str:
-        """What the setting is called along an axis; of the extras those that it has."""
+        """The name of the setting along an axis, with those of the extras that it has."""
         extras = [key for key in self.extras if axis == self.carrier and setting.value(key) is not None]
         return ", ".join([setting.label(axis), *(f"{key}={setting.label(key)}" for key in extras)])
 
     def name(self, setting: Setting) -> str:
-        """The same along the carrier where no table's corner says what it is: weight=1000."""
+        """The label along the carrier, with its key where no table's corner shows it: weight=1000."""
         return ("" if self.carrier == "method" else f"{self.carrier}=") + self.label(setting, self.carrier)
 
     def panel(self, setting: Setting) -> str:
@@ -69,7 +69,7 @@ class Layout:
 
 
 def lay_out(collected: Collected) -> Layout:
-    """As the recipe asks; otherwise methods by eps, a table for each dataset and network."""
+    """The layout that the recipe asks for; otherwise methods by eps, a table for each dataset and network."""
     rows = [*collected.asked("rows"), *collected.asked("line"), "method"][0]
     columns = [*collected.asked("columns"), *collected.asked("x"), "eps"][0]
     if columns in ("metric", rows):  # each number has a table of its own here

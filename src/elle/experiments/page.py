@@ -8,8 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
+from elle.charts.svg import COLOURS, escape
 from elle.experiments.figure import Figure, draw_figure, series_names
-from elle.experiments.svg import COLOURS, escape
 from elle.files import write_text
 
 STYLE = """

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from elle.charts.heatmap import Heatmap
+from elle.charts.lines import Chart, Series
 from elle.config import format_radius
-from elle.experiments.chart import Chart, Series
-from elle.experiments.heatmap import Heatmap
 from elle.experiments.page import Part, Table, write_page
 from elle.experiments.rundir import RunDirectory, goes_on, method_after, tracked_images, unique_names
 

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from elle.charts.bars import Bar, Bars
+from elle.charts.lines import Chart, Series
 from elle.config import format_radius
-from elle.experiments.bars import Bar, Bars
-from elle.experiments.chart import Chart, Series
 from elle.experiments.collected import TIMES, Collected, Setting
 from elle.experiments.figure import Figure
 from elle.experiments.layout import Layout

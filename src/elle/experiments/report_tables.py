@@ -89,7 +89,7 @@ def _turned(table: Table, corner: str) -> Table:
 
 
 def _legend(marks: set[Mark], reference: bool) -> str:
-    """What the marks of a table mean, those that it has."""
+    """A sentence that explains the marks which a table has."""
     said = []
     if "best" in marks:
         said.append("best in bold, runner-up underlined" + (", PGD (the reference) left out" if reference else ""))

@@ -32,7 +32,7 @@ class RunDirectory:
 
     @property
     def setting(self) -> str:
-        """What was trained, in a few words."""
+        """The settings of the run in a few words."""
         config = self.config
         return f"{config.method} on {config.data}, eps {format_radius(config.eps or 0)}, seed {config.seed}"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from elle.charts.lines import Chart, Series
 from elle.core.schedules import SCHEDULES
 from elle.errors import InputError, nearest
-from elle.experiments.chart import Chart, Series
 
 POINTS = 240
 

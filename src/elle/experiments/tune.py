@@ -35,7 +35,7 @@ _PAUSES = (0.2, 0.5, 1.0)
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained with each of these weights."""
+    """A configuration, and the weights to train it with."""
 
     config: Config
     weights: tuple[float, ...]
@@ -122,7 +122,7 @@ def try_weight(setting: Setting, weight: float, seeds: int, out: Path, train: Tr
 
 
 def _verdict(path: Path) -> str | None:
-    """What is wrong with the run, nothing if it has finished well, None if there is no finished one."""
+    """ "collapsed" or "diverged", "" if the run has finished well, None if there is no finished run."""
     if not (path / "config.toml").exists():
         return None
     run = open_run(path)

@@ -27,7 +27,7 @@ def model_card(
     compared: Mapping[str, Any],
     licence: str | None,
 ) -> str:
-    """What the network is, how it was trained, how robust it was measured to be, and how to load it."""
+    """A page in Markdown about the network: how it was trained, its measured robustness, and how to load it."""
     config, header = trained.config.resolved(), trained.header
     result = read_object(directory / "result.json")  # a card without accuracies says so
     parameters = sum(parameter.numel() for parameter in trained.model.parameters())
@@ -66,7 +66,7 @@ def _method(config: Config) -> str:
 
 
 def _rollbacks(directory: Path, result: Mapping[str, Any]) -> str:
-    """What the guard made of the method after a collapse; nothing of what `--from` has undone."""
+    """The last rollback after a collapse, and the method from there on; not those that `--from` has undone."""
     events = [event for event in read_lines(directory / "events.jsonl") if event["event"] == "rollback"]
     if not events or not result.get("rollbacks"):
         return ""
@@ -99,7 +99,7 @@ def _normalisation(header: Mapping[str, Any]) -> str:
 
 
 def _accuracies(directory: Path, config: Config, result: Mapping[str, Any]) -> list[str]:
-    """Those at the end of training, and those of `elle evaluate` where they are of these very weights and images."""
+    """The accuracies at the end of training, and those of `elle evaluate` on these very weights and images."""
     rows = [(name, _radius(config.eps or 0, config.norm), one) for name, one in result.get("test", {}).items()]
     weights = file_digest(directory / "model.safetensors")
     for file in sorted(directory.glob("evaluation*.json")):  # the last one, and those before it under numbers

@@ -93,7 +93,7 @@ def _lowered(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
 
 
 def lowered_weights(model: nn.Module) -> list[nn.Parameter]:
-    """Those of which copies are made."""
+    """The parameters that get copies."""
     return [parameter for _, _, parameter in _lowered(model)]
 
 
@@ -167,9 +167,9 @@ def half_weights(
 
 
 def _forward(layer: Any, own: dict[str, nn.Parameter | None], input: Tensor) -> Tensor:  # a name that callers may give
-    """That of the layer's class; without the copies where others are its parameters now, as by `functional_call`.
+    """The forward of the layer's class, on the copies of its parameters.
 
-    And where autocast, which would convert them, has been turned off.
+    Without the copies where the layer has other parameters now, as within `functional_call`, and where autocast is off.
     """
     in_half = input.dtype is torch.float16 or torch.is_autocast_enabled(input.device.type)
     shown = in_half and all(layer._parameters[name] is one for name, one in own.items())

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from elle.core.attacks import in_eval_mode
+from elle.core.attacks.network import in_eval_mode
 from elle.errors import InputError, first_line, nearest
 from elle.models.foreign import foreign_model
 from elle.models.normalise import Statistics, normalised

@@ -163,7 +163,7 @@ class ResNet(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """Of all stages, one after another."""
+        """The blocks of all stages, in their order."""
         return [block for stage in self.stages for block in stage.children()]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ class ResNet(nn.Module):
         return self.fc(F.adaptive_avg_pool2d(out, 1).flatten(1)) if logits is None else logits
 
     def stem(self, x: Tensor) -> Tensor:
-        """What the first block reads."""
+        """The input of the first block."""
         out: Tensor = self.maxpool(norm_act(self.bn1, self.activation, self.conv1(x)))
         return out
 
@@ -226,7 +226,7 @@ class PreActResNet(nn.Module):
         return self.linear(F.adaptive_avg_pool2d(out, 1).flatten(1)) if logits is None else logits
 
     def stem(self, x: Tensor) -> Tensor:
-        """What the first block reads."""
+        """The input of the first block."""
         out: Tensor = self.pool(self.conv(x))
         return out
 

@@ -72,7 +72,7 @@ class Beside:
         return found
 
     def convolution(self, layer: nn.Conv2d) -> Callable[[Tensor, Tensor, None], Tensor]:
-        """What takes the place of the `_conv_forward` of a layer that `suits`."""
+        """A replacement for the `_conv_forward` of a layer that `suits`."""
         settings = (layer.stride, layer.padding, layer.dilation, layer.groups)
 
         def forward(x: Tensor, weight: Tensor, bias: None) -> Tensor:
@@ -89,7 +89,7 @@ class Beside:
         return forward
 
     def of_mean(self, layer: nn.Linear) -> Callable[[Tensor], Tensor | None]:
-        """What computes the mean over pixels and the layer behind it at once, or is None where the kernels do not."""
+        """A function for the mean over pixels and the layer behind it at once; it returns None where no kernel does."""
         own = dict(layer._parameters)
 
         def forward(x: Tensor) -> Tensor | None:
@@ -164,7 +164,7 @@ class _OfMean(Function):
 
 
 def _gradient(g: Tensor, x: Tensor, weight: Tensor, settings: Settings, of: int) -> Tensor:
-    """Of the convolution's images (0) or weights (1)."""
+    """The gradient of the convolution's images (`of` is 0) or weights (1)."""
     stride, padding, dilation, groups = settings
     asked = [of == 0, of == 1, False]
     found = torch.ops.aten.convolution_backward(

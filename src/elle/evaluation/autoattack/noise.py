@@ -30,7 +30,7 @@ def _shifted(z: Tensor, bits: int) -> Tensor:
 
 @functools.cache
 def _stream_keys(seed: int, stream: int) -> tuple[int, int]:
-    """As plain numbers: a tensor made from them on the way could not be captured in a CUDA graph."""
+    """Two plain numbers that tell the stream from others; to make a tensor of them later would break a CUDA graph."""
     first, second = _mixed(torch.tensor([seed % 2**62, stream]) + 1).tolist()
     return first, second
 

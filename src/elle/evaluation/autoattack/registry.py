@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from elle.core.attacks import check_radius
+from elle.core.attacks.checks import check_radius
 from elle.core.precision import Precision
 from elle.errors import InputError, nearest
 from elle.evaluation.autoattack.apgd import APGD

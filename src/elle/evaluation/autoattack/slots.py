@@ -69,7 +69,7 @@ def blank(x: Tensor, y: Tensor, x_adv: Tensor, questions: int) -> dict[str, Any]
 
 
 class Attack(Protocol):
-    """What `broken_points` needs of an attack."""
+    """An attack as `broken_points` runs it."""
 
     variants: int
     """Items a point: targets times restarts."""

@@ -1,0 +1,1 @@
+"""SVG charts: values in, text out."""
