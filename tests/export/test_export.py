@@ -212,6 +212,20 @@ def test_a_format_that_does_not_exist_is_refused(elle, run):
     assert "did you mean 'onnx'?" in outcome.err
 
 
+@pytest.mark.parametrize(("to", "name"), [("safetensors", "m.onnx"), ("onnx", "m.pt"), ("torch-export", "m.PT")])
+def test_a_name_with_the_ending_of_another_format_is_refused(elle, run, tmp_path, to, name):
+    outcome = elle("export", run, "--to", to, "--out", tmp_path / name)
+    assert (outcome.code, len(outcome.err.strip().splitlines())) == (2, 1)
+    assert f"{name} has the ending of " in outcome.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_without_an_ending_or_with_one_of_no_format_is_taken(run, tmp_path):
+    for name in ("network", "weights.bin"):
+        export_run(run, "safetensors", tmp_path / name)
+        assert (tmp_path / name).is_file()
+
+
 def test_without_its_packages_onnx_names_the_extra(elle, run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     outcome = elle("export", run, "--to", "onnx", "--out", tmp_path / "m.onnx")
