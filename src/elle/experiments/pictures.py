@@ -37,7 +37,8 @@ def course(runs: Sequence[RunDirectory], names: Sequence[str]) -> list[Chart]:
     specifications = [
         ("Accuracy under a multi-step attack", "accuracy", "multi", _multi_step_note(runs), {"percent": True}),
         ("Accuracy under a single-step attack", "accuracy", "single", "In a collapse far above that under a multi-step "
-         "attack: the network fools its own. Where there was no monitor: under the attack of training.", {"percent": True}),
+         "attack: the network fools its own. Where there was no monitor: under the attack of training.",
+         {"percent": True}),
         ("How far the loss is from linear", "E_lin", "error", "Orders of magnitude higher after a collapse.",
          {"log": True}),
         ("Gradient misalignment", "1 - cos", "misalignment", "Between an image and a random point near it.", {}),
