@@ -252,6 +252,13 @@ def test_a_mistake_in_the_settings_is_one_line_and_exit_code_2(train_quickly, wo
     assert hint in outcome.err
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "checkpoints"])
+def test_a_file_that_is_no_checkpoint_is_what_is_told_not_that_its_folder_is_no_run(elle, finished_run, file):
+    outcome = elle("train", "--from", finished_run / file)
+    assert_one_line(outcome, 2)
+    assert f"{file} is not in a run's checkpoints/" in outcome.err
+
+
 def test_a_checkpoint_that_is_missing_is_what_is_told_whatever_else_is(elle, tmp_path):
     outcome = elle("train", "--from", "gone/checkpoints/step-1.safetensors", "--out", tmp_path / "no-run")
     assert_one_line(outcome, 2)

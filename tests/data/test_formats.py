@@ -400,6 +400,11 @@ def test_own_arrays_of_one_class_are_refused_before_anything_is_trained(tmp_path
     assert_refused(lambda: own_arrays(tmp_path / "all.npz"), "all.npz", "only the class '2'", "two classes or more")
 
 
+def test_own_labels_that_begin_at_1_are_refused_as_no_image_has_the_class_0(tmp_path):
+    np.savez(tmp_path / "all.npz", x_train=X, y_train=Y + 1, x_test=X[:5], y_test=Y[:5] + 1)
+    assert_refused(lambda: own_arrays(tmp_path / "all.npz"), "all.npz", "the labels begin at 1", "subtract 1")
+
+
 def test_class_names_are_told_apart_and_a_mark_at_the_beginning_of_their_file_is_no_part_of_one(tmp_path):
     root = save_arrays(tmp_path / "a", "pair")
     (root / "classes.txt").write_text(

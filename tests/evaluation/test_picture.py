@@ -67,8 +67,8 @@ def test_the_png_has_a_tile_for_each_image_and_perturbation(model, data, tmp_pat
 
 def test_a_name_that_the_font_has_no_letters_for_is_no_row_of_boxes(model, data, tmp_path):
     drawn = rows(model, data)
-    draw(drawn, EPS, ["p\u00eache", "\u68a8", "chien", "cerf"], tmp_path / "given.png")
-    draw(drawn, EPS, ["peche", "class 1", "chien", "cerf"], tmp_path / "legible.png")
+    draw(drawn, EPS, ["p\u00eache s\u00fc\u00df", "\u68a8", "chien", "cerf"], tmp_path / "given.png")
+    draw(drawn, EPS, ["peche suss", "class 1", "chien", "cerf"], tmp_path / "legible.png")
     assert (tmp_path / "given.png").read_bytes() == (tmp_path / "legible.png").read_bytes()
     assert {0, 1} <= {k for row in drawn for k in row.predicted}, "they are not drawn: the test shows nothing"
 

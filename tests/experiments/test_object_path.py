@@ -101,7 +101,7 @@ def test_another_machine_goes_on_with_the_same_command(elle, tmp_path, monkeypat
     assert elle("report", recipe).code == 0
 
 
-@pytest.mark.parametrize("url", ["s4://bucket/runs", "file://elsewhere/runs"])
+@pytest.mark.parametrize("url", ["s3://", "s4://bucket/runs", "file://elsewhere/runs"])
 def test_an_address_that_is_none_is_refused_in_one_line(elle, tmp_path, url):
     wrong = elle("sweep", tiny_recipe(tmp_path), "--out", url)
     assert wrong.code == 2

@@ -228,6 +228,14 @@ def test_a_search_that_ends_in_an_error_shows_no_traceback(tmp_path, caplog, mon
     assert caplog.text == ""
 
 
+def test_a_search_between_a_value_and_itself_is_refused(tmp_path):
+    """It would be one run, shown as often as there are trials."""
+    pytest.importorskip("optuna")
+    with pytest.raises(InputError, match="has 100 alone to choose from; give two values"):
+        optuna_search(digits(100.0), 1, tmp_path, Trainer(), trials=3)
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(InputError, match=r"pip install 'elle-at\[tune\]'"):

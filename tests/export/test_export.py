@@ -170,6 +170,25 @@ def test_an_evaluation_of_other_images_under_the_same_name_is_not_quoted(elle, t
     assert small in card
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("result.json", {"test": "none"}),
+        ("result.json", {"test": {"clean": {"accuracy": "high", "interval": [0, 1], "total": 3}}}),
+        ("evaluation.json", {"attacks": None}),
+        ("evaluation.json", {"eps": "large"}),
+    ],
+)
+def test_a_damaged_record_of_accuracies_is_named_in_one_line(elle, run_copy, tmp_path, name, change):
+    assert elle("evaluate", run_copy, "--attack", "clean", "--limit", "8").code == 0
+    file = run_copy / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    outcome = elle("export", run_copy, "--out", tmp_path / "m.safetensors")
+    assert (outcome.code, len(outcome.err.strip().splitlines())) == (2, 1)
+    assert f"{file} is damaged: its accuracies cannot be read" in outcome.err
+    assert not list(tmp_path.glob("m.*"))
+
+
 def test_clean_accuracy_at_several_radii_is_one_row(elle, run_copy, tmp_path):
     for eps in ("0.1", "0.2"):
         assert elle("evaluate", run_copy, "--attack", "clean", "--limit", "10", "--eps", eps).code == 0
@@ -210,6 +229,20 @@ def test_a_format_that_does_not_exist_is_refused(elle, run):
     outcome = elle("export", run, "--to", "onx")
     assert outcome.code == 2
     assert "did you mean 'onnx'?" in outcome.err
+
+
+@pytest.mark.parametrize(("to", "name"), [("safetensors", "m.onnx"), ("onnx", "m.pt"), ("torch-export", "m.PT")])
+def test_a_name_with_the_ending_of_another_format_is_refused(elle, run, tmp_path, to, name):
+    outcome = elle("export", run, "--to", to, "--out", tmp_path / name)
+    assert (outcome.code, len(outcome.err.strip().splitlines())) == (2, 1)
+    assert f"{name} has the ending of " in outcome.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_without_an_ending_or_with_one_of_no_format_is_taken(run, tmp_path):
+    for name in ("network", "weights.bin"):
+        export_run(run, "safetensors", tmp_path / name)
+        assert (tmp_path / name).is_file()
 
 
 def test_without_its_packages_onnx_names_the_extra(elle, run, tmp_path, monkeypatch):

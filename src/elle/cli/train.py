@@ -75,6 +75,11 @@ def train(
     if start_from is not None and not start_from.exists():
         raise InputError(f"--from {start_from} does not exist; give a file of a run's checkpoints/")
     if start_from is not None and "out" not in parse_words(words):
+        if start_from.absolute().parent.name != "checkpoints":
+            raise InputError(
+                f"--from {start_from} is not in a run's checkpoints/; give a file of that folder, or name its run with "
+                f"--out as well"
+            )
         words = [*words, f"out={start_from.absolute().parent.parent}"]
     resume = resume or start_from is not None
     settings = _settings(words, config, resume)

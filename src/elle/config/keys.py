@@ -26,7 +26,7 @@ def _phases(value: Any) -> tuple[Phase, ...] | None:
 class Config(BaseModel):
     """One training run. What is left out comes from the dataset's defaults."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     method: str = Field("elle-a", description="a row of `elle methods`; any takes +elle or +elle-a")
     options: dict[str, dict[str, Any]] = Field(

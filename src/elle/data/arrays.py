@@ -78,6 +78,8 @@ def own_arrays(root: Path) -> ImageSet:
         )
     if (train.y == train.y[0]).all():
         raise InputError(f"{root}: only the class {classes[train.y[0]]!r}; a classifier needs two classes or more")
+    if (least := int(min(train.y.min(), test.y.min()))) > 0:
+        raise InputError(f"{root}: the labels begin at {least}, and there is no image of class 0; subtract {least}")
     return ImageSet(train, test, classes)
 
 

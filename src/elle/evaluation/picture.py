@@ -126,9 +126,17 @@ def draw(rows: Sequence[Row], eps: float, classes: Sequence[str], path: Path) ->
     write_atomically(path, content.getvalue())
 
 
+_LATIN = str.maketrans("\u00f8\u00d8\u0142\u0141\u0111\u0110\u00f0\u00d0\u0131", "oOlLdDdDi") | {
+    ord(letter): words
+    for letter, words in zip("\u00df\u00e6\u00c6\u0153\u0152", ("ss", "ae", "AE", "oe", "OE"), strict=True)
+}
+"""Letters of Latin scripts that are no letter of ASCII with an accent: o with a stroke, sharp s, ..."""
+
+
 def _name(name: str, number: int) -> str:
     """A class's name in the letters of Pillow's font, which are ASCII's: others would be boxes, and name no class."""
-    plain = "".join(c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
+    decomposed = unicodedata.normalize("NFKD", name.translate(_LATIN))
+    plain = "".join(c for c in decomposed if not unicodedata.combining(c))
     return plain if plain.isascii() else f"class {number}"
 
 

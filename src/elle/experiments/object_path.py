@@ -26,6 +26,8 @@ class ObjectPath:
             self._files, self._path = fs.FileSystem.from_uri(self.url)
         except (ValueError, OSError) as problem:
             raise InputError(f"--out {url}: {first_line(problem)}; write a folder, or s3://BUCKET/PATH") from None
+        if not self._path:
+            raise InputError(f"--out {url}: it names no bucket; write a folder, or s3://BUCKET/PATH")
 
     def holds(self, item: Item) -> bool:
         """Whether the finished run is there."""

@@ -36,8 +36,9 @@ def course(runs: Sequence[RunDirectory], names: Sequence[str]) -> list[Chart]:
              for run, name in zip(runs, names, strict=True) for at, word in falls(run)]  # fmt: skip
     specifications = [
         ("Accuracy under a multi-step attack", "accuracy", "multi", _multi_step_note(runs), {"percent": True}),
-        ("Accuracy under a single-step attack", "accuracy", "single", "Rises in a collapse: the network fools its own "
-         "attack. Where there was no monitor: under the attack of training.", {"percent": True}),
+        ("Accuracy under a single-step attack", "accuracy", "single", "In a collapse far above that under a multi-step "
+         "attack: the network fools its own. Where there was no monitor: under the attack of training.",
+         {"percent": True}),
         ("How far the loss is from linear", "E_lin", "error", "Orders of magnitude higher after a collapse.",
          {"log": True}),
         ("Gradient misalignment", "1 - cos", "misalignment", "Between an image and a random point near it.", {}),

@@ -166,9 +166,13 @@ def optuna_search(
         import optuna
     except ImportError:
         raise InputError("this search needs Optuna; pip install 'elle-at[tune]', or leave --search out") from None
+    low, high = min(setting.weights), max(setting.weights)
+    if low == high:
+        raise InputError(
+            f"--search optuna has {low:g} alone to choose from; give two values with --weights, or leave it out"
+        )
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a warning is a traceback of what is told in one line anyway
     study = _study(setting, seeds, out, storage)
-    low, high = min(setting.weights), max(setting.weights)
 
     def objective(proposal: optuna.Trial) -> float:
         weight = proposal.suggest_float("weight", low, high, log=True)

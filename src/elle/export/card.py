@@ -10,6 +10,7 @@ from elle.config import Config, format_radius, on_own_images
 from elle.data.decoding import MARGIN
 from elle.data.registry import find_dataset
 from elle.engine.trained import Trained
+from elle.errors import InputError
 from elle.export.formats import Format
 from elle.files import file_digest, read_lines, read_object
 from elle.version import __version__
@@ -17,6 +18,9 @@ from elle.version import __version__
 _LISTED = 20
 """Classes that are named."""
 _NO_LICENCE = "not stated: say which with `--licence`, and mind that the licence of the images may bind the weights too"
+
+
+_Numbers = tuple[float, float, float, int]
 
 
 def model_card(
@@ -100,18 +104,16 @@ def _normalisation(header: Mapping[str, Any]) -> str:
 
 def _accuracies(directory: Path, config: Config, result: Mapping[str, Any]) -> list[str]:
     """The accuracies at the end of training, and those of `elle evaluate` on these very weights and images."""
-    rows = [(name, _radius(config.eps or 0, config.norm), one) for name, one in result.get("test", {}).items()]
+    rows = _rows(directory / "result.json", result.get("test", {}), config.eps or 0, config.norm)
     weights = file_digest(directory / "model.safetensors")
     for file in sorted(directory.glob("evaluation*.json")):  # the last one, and those before it under numbers
         evaluation = read_object(file)
         if evaluation.get("model", {}).get("sha256") == weights and on_own_images(config, result, evaluation):
-            radius = _radius(evaluation["eps"], evaluation["norm"])
-            rows += [(name, radius, one) for name, one in evaluation["attacks"].items()]
+            rows += _rows(file, evaluation.get("attacks"), evaluation.get("eps"), evaluation.get("norm"))
     if not rows:
         return ["Not measured."]
     lines = ["| attack | eps | accuracy | 95 % interval | test images |", "|---|---|---|---|---|"]
-    distinct = dict.fromkeys((name, "" if name == "clean" else radius, _numbers(one)) for name, radius, one in rows)
-    for name, radius, (accuracy, low, high, total) in distinct:
+    for name, radius, (accuracy, low, high, total) in dict.fromkeys(rows):
         lines.append(f"| {name} | {radius} | {accuracy:.2%} | {low:.2%} to {high:.2%} | {total:,} |")
     return [*lines, "", "An accuracy under attack is an upper bound: a stronger attack may find more."]
 
@@ -120,9 +122,18 @@ def _radius(eps: float, norm: str) -> str:
     return format_radius(eps) if norm == "linf" else f"{format_radius(eps)} in {norm}"
 
 
-def _numbers(one: Mapping[str, Any]) -> tuple[float, float, float, int]:
+def _rows(file: Path, attacks: Any, eps: Any, norm: Any) -> list[tuple[str, str, _Numbers]]:
+    """What a file says of each attack: its radius, and accuracy, interval and number of images."""
+    try:
+        radius = _radius(float(eps), norm)
+        return [(name, "" if name == "clean" else radius, _numbers(one)) for name, one in attacks.items()]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InputError(f"{file} is damaged: its accuracies cannot be read; repair it, or move it away") from None
+
+
+def _numbers(one: Mapping[str, Any]) -> _Numbers:
     low, high = one["interval"]
-    return one["accuracy"], low, high, one["total"]
+    return float(one["accuracy"]), float(low), float(high), int(one["total"])
 
 
 def _loading(form: Format, file: str, classes: tuple[str, ...], header: Mapping[str, Any]) -> list[str]:

@@ -34,6 +34,7 @@ def export_run(
     form = FORMATS[to]
     trained = load_run(directory)
     path = out or directory / "exported" / f"model{form.suffix}"
+    _check_name(path, form)
     card = path.with_name(f"{path.name}.md")
     _check_place(path, card)
     config = trained.config
@@ -52,6 +53,17 @@ def export_run(
         with contextlib.suppress(OSError):  # a folder that cannot be written has none
             temporary.unlink()
     return {"file": str(path), "card": str(card), "format": to, "bytes": path.stat().st_size} | compared
+
+
+def _check_name(path: Path, form: Format) -> None:
+    """Refuse a name that says another format: with `--to` forgotten, a program would be given what it cannot read."""
+    ending = path.suffix.lower()
+    others = [one.name for one in FORMATS.values() if ending and one.suffix.endswith(ending)]
+    if others and form.name not in others:
+        raise InputError(
+            f"--out {path} has the ending of {others[0]}, and --to is {form.name}; add --to {others[0]}, or name a "
+            f"{form.suffix} file"
+        )
 
 
 def _check_place(path: Path, card: Path) -> None:
