@@ -702,6 +702,15 @@ def test_a_copy_of_a_run_is_no_further_seed(folder):
     assert "22 more are left out: another has the same settings and seed" in (folder / "report/report.md").read_text()
 
 
+def test_a_run_that_a_sweep_has_linked_from_another_is_no_copy(folder):
+    """`elle report runs/*` after Table 2 and Figure 3 told of hundreds of runs that were left out."""
+    (folder / "linked").mkdir()
+    (folder / "linked" / "n-fgsm-8-0").symlink_to(folder / "runs" / "n-fgsm-8-0")
+    found = gather([str(folder / "runs"), str(folder / "linked")])
+    assert found.copies == 0
+    assert len(found.runs) == len(gather([str(folder / "runs")]).runs)
+
+
 def test_runs_that_are_none_of_the_recipe_s_are_counted(folder):
     """Of another recipe that was swept into the folder, or of this one before it was changed."""
     write_result(run_directory(folder / "runs" / "other", "method=trades", "eps=8/255"), 40.0)
