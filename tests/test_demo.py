@@ -1,6 +1,7 @@
 """The demonstration: what it writes, what it says, and (slow) that the phenomenon it shows is there."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from elle.demo import NAMES, DemoRun, _dip, _table, describe, run_demo
+from elle.demo import NAMES, DemoRun, _dip, _start, _table, describe, run_demo
 from elle.errors import InputError, WorkError
 from elle.experiments.training import is_running
 from elle.files import write_lines
@@ -162,3 +163,12 @@ def test_over_five_seeds_fgsm_collapses_in_four_and_elle_a_in_none(tmp_path):
     assert not [one for one in summaries if one["elle-a"]["collapsed"]], summaries
     assert all(one["fgsm"]["single_step"] > 0.9 for one in fallen), summaries
     assert all(one["fgsm"]["pgd20_final"] < 0.5 * one["elle-a"]["pgd20_final"] for one in fallen), summaries
+
+
+def test_its_two_runs_share_the_cores_that_it_may_use(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, env, **rest: given.append(env["OMP_NUM_THREADS"]))
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    _start("fgsm", tmp_path / "fgsm", [])
+    assert given == ["1"]

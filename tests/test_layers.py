@@ -23,11 +23,11 @@ ALLOWED: dict[str, set[str]] = {
     "methods": {"core", "errors", "published"},
     "config": {"core", "data", "errors", "published"},
     "evaluation": {"core", "errors", "files", "models", "version"},
-    "experiments": {"charts", "config", "core", "errors", "files", "methods", "signals"},
+    "experiments": {"charts", "config", "core", "data", "errors", "files", "methods", "signals"},
     "engine": {"config", "core", "data", "errors", "evaluation", "files", "methods", "models", "signals", "version"},
     "export": {"config", "data", "engine", "errors", "files", "version"},
     "doctor": {"data", "errors", "version"},
-    "demo": {"charts", "config", "errors", "experiments", "files"},
+    "demo": {"charts", "config", "data", "errors", "experiments", "files"},
     "cli": {
         "charts", "config", "data", "demo", "doctor", "engine", "errors", "evaluation", "experiments", "export",
         "files", "methods", "models", "version",

@@ -200,8 +200,12 @@ def test_epochs_in_the_readme_are_those_of_the_table_of_steps():
     seconds = {name: f"{ms * 382 / 1000:.1f} s" for name, ms in steps.items()}
     assert seconds["fgsm"] == seconds["n-fgsm"]
     text = words_of("README.md")
-    assert f"of `fgsm` or `n-fgsm` takes {seconds['fgsm']}, one of `elle-a` {seconds['elle-a']} (" in text
-    assert f"an epoch of `elle-a` takes {steps['elle-a'] / steps['fgsm']:.1f} times one of `fgsm`" in text
+    assert f"take {seconds['fgsm']} with `fgsm` or `n-fgsm` and {seconds['elle-a']} with `elle-a` (" in text
+    assert f"a step of `elle-a` takes {steps['elle-a'] / steps['fgsm']:.1f} times one of `fgsm`" in text
+    kept = json.loads((ROOT / "results" / "short.json").read_text())["runs"]
+    whole = {(run["method"], run["eps"], run["seed"]): f"{run['seconds']:.0f}" for run in kept if "seconds" in run}
+    elle_a = f"{whole['elle-a', '8/255', 0]} and {whole['elle-a', '8/255', 2]} s"
+    assert f"took {whole['fgsm', '16/255', 0]} s (`fgsm` at 16/255) and {elle_a} (`elle-a` at 8/255)" in text
 
 
 def test_parts_of_a_step_took_what_the_page_on_speed_says():

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from elle.charts.lines import Chart, Series
 from elle.config import format_radius, load_config
+from elle.data.cores import usable_cores
 from elle.errors import InputError, WorkError
 from elle.experiments.page import Table as PageTable
 from elle.experiments.page import write_page
@@ -109,9 +110,8 @@ def _run(out: Path, seed: int, quiet: bool, words: Sequence[str]) -> dict[str, d
 
 
 def _start(method: str, directory: Path, settings: Sequence[str]) -> DemoRun:
-    cores = os.cpu_count() or 1
     # Half of the cores each: two processes with all of them would wait for each other.
-    environment = os.environ | {"OMP_NUM_THREADS": str(max(1, min(4, cores // 2)))}
+    environment = os.environ | {"OMP_NUM_THREADS": str(max(1, min(4, usable_cores() // 2)))}
     command = [sys.executable, "-m", "elle", "train", f"method={method}", *settings, f"out={directory}"]
     directory.mkdir()
     with open(directory / "log.txt", "wb") as log:

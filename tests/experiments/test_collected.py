@@ -202,3 +202,12 @@ def test_a_failure_without_a_reason_is_a_run_that_has_not_finished(folder, conte
     (run / "result.json").unlink()
     (run / "failure.json").write_text(content)
     assert gather([str(folder / "runs")]).failures == {}
+
+
+def test_a_run_that_a_sweep_has_linked_from_another_is_no_copy(folder):
+    """`elle report runs/*` after Table 2 and Figure 3 told of hundreds of runs that were left out."""
+    (folder / "linked").mkdir()
+    (folder / "linked" / "n-fgsm-8-0").symlink_to(folder / "runs" / "n-fgsm-8-0")
+    found = gather([str(folder / "runs"), str(folder / "linked")])
+    assert found.copies == 0
+    assert len(found.runs) == len(gather([str(folder / "runs")]).runs)

@@ -159,6 +159,8 @@ def test_runs_are_chosen_by_settings_that_a_dataset_fills_in():
         InputError, match="no run of recipe table-2 has eps=9/255; its runs differ in data, eps, method"
     ):
         recipe.runs(only={"eps": "9/255"})
+    with pytest.raises(InputError, match="no run of recipe table-2 has eps=8, did you mean eps=8/255"):
+        recipe.runs(only={"eps": 8})
     with pytest.raises(InputError, match="unknown key 'epsilon', did you mean 'eps'"):
         recipe.runs(only={"epsilon": "9/255"})
 

@@ -474,6 +474,37 @@ def test_gpus_are_dealt_out_in_turn():
     assert LocalExecutor(2).places == [None, None]
 
 
+@pytest.fixture
+def environments(tmp_path, monkeypatch):
+    """What a LocalExecutor sets for the processes of the runs that it is to start, in their order."""
+    given = []
+    monkeypatch.setattr("elle.experiments.local.start_training", lambda config, path, own: given.append(own))
+
+    def started(executor, count):
+        for number in range(count):
+            executor.start(Item(load_config(["data=digits", f"seed={number}"]), tmp_path / str(number)))
+        return given
+
+    return started
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"), [(None, ["0", "1"]), ("4,6,7", ["4", "6"]), ("GPU-ab, GPU-cd", ["GPU-ab", "GPU-cd"])]
+)
+def test_gpus_are_counted_among_those_that_a_scheduler_has_given(monkeypatch, environments, visible, names):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [own["CUDA_VISIBLE_DEVICES"] for own in environments(LocalExecutor(2, [0, 1]), 2)] == names
+
+
+def test_jobs_share_the_cores_that_they_may_use(monkeypatch, environments):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    assert [own["OMP_NUM_THREADS"] for own in environments(LocalExecutor(4), 4)] == ["2"] * 4
+
+
 def test_a_run_that_died_says_by_what(tmp_path):
     assert outcome(tmp_path, -9) == "killed by SIGKILL"
     (tmp_path / "train.log").write_text("epoch 1\nelle: the disk is full\n\n")

@@ -15,7 +15,7 @@ from typing import Any
 from elle.config import OWN_IMAGES, Config, format_radius, on_own_images
 from elle.errors import InputError
 from elle.experiments.recipe import Recipe, load_recipe, run_id
-from elle.experiments.rundir import RunDirectory, open_run
+from elle.experiments.rundir import RunDirectory, open_runs
 from elle.experiments.sweep import FAILURE, MANIFEST
 from elle.files import file_digest, read_object
 
@@ -220,8 +220,7 @@ def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
             )
         recipe = load_recipe(sources[0])
         folders = folders[1:] or [where / recipe.name]
-    paths = list(dict.fromkeys(path for folder in folders for path in _run_paths(folder)))
-    runs = [open_run(path) for path in paths]
+    runs = open_runs([path for folder in folders for path in _run_paths(folder)])
     if recipe is not None and not _places(runs, recipe):
         raise InputError(
             f"none of the {len(runs)} runs in {folders[0]} belongs to recipe {recipe.name} as it is now; make them "

@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 
+from elle.data.cores import usable_cores
 from elle.experiments.sweep import Item
 from elle.experiments.training import is_finished, is_running, outcome, start_training
 
@@ -31,10 +32,10 @@ class LocalExecutor:
         self.places.pop(0)  # not before: a run that cannot be started takes no place
 
     def _launch(self, item: Item, place: int | None) -> None:
-        environment = {} if place is None else {"CUDA_VISIBLE_DEVICES": str(place)}
+        environment = {} if place is None else {"CUDA_VISIBLE_DEVICES": _visible_name(place)}
         if self.slots > 1 and "OMP_NUM_THREADS" not in os.environ:
             # Each process would otherwise use every core, and all of them wait for each other.
-            environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.slots))
+            environment["OMP_NUM_THREADS"] = str(max(1, usable_cores() // self.slots))
         self.running.append((item, place, start_training(item.config, item.path, environment)))
 
     def ended(self) -> list[tuple[Item, str | None]]:
@@ -70,3 +71,9 @@ class LocalExecutor:
         except KeyboardInterrupt:
             for process in processes:
                 process.kill()
+
+
+def _visible_name(gpu: int) -> str:
+    """What the driver calls the GPU that is number `gpu` to torch: a scheduler may have given us some of them only."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",")[gpu].strip() if given else str(gpu)

@@ -69,6 +69,9 @@ class Recipe:
             words = " ".join(f"{key}={value}" for key, value in (only or {}).items())
             if only and only.keys() == {"method"}:
                 words += nearest(str(only["method"]), {config.method for config in self.runs(1)})
+            if only and only.keys() == {"eps"}:
+                levels = {"eps": _radius(only["eps"]) / 255}
+                words += f", did you mean eps={only['eps']}/255?" * any(matches(run, levels) for run in runs)
             axes = {key for axes in self.grid for key in axes} | ({"seed"} if len(numbers) > 1 else set())
             raise InputError(f"no run of recipe {self.name} has {words}; its runs differ in {', '.join(sorted(axes))}")
         return chosen
