@@ -54,6 +54,31 @@ def test_numbers_of_other_settings_have_a_file_of_their_own(tmp_path, changed, n
     assert [file.name for file in files] == [f"{name}.json", f"{name}.svg"]
 
 
+def test_what_does_not_fit_into_memory_costs_no_other_row(elle, tmp_path, monkeypatch):
+    def too_small(method, setting, profile):
+        if method == "gradalign":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return measure(method, setting, profile)
+
+    monkeypatch.setattr("elle.engine.bench.measure", too_small)
+    outcome = elle(*QUICK, "--methods", "fgsm,gradalign,n-fgsm", "--json", "--out", tmp_path)
+    assert outcome.code == 1
+    assert "memory is too small for gradalign at batch 4" in outcome.err
+    assert [row["method"] for row in json.loads(outcome.out)["rows"]] == ["fgsm", "n-fgsm"]
+    assert json.loads(next(tmp_path.glob("*.json")).read_text()) == json.loads(outcome.out)
+
+
+def test_an_interruption_loses_the_method_that_is_being_measured_alone(elle, tmp_path, monkeypatch):
+    def interrupted(method, setting, profile):
+        if method == "n-fgsm":
+            raise KeyboardInterrupt
+        return measure(method, setting, profile)
+
+    monkeypatch.setattr("elle.engine.bench.measure", interrupted)
+    assert elle(*QUICK, "--methods", "fgsm,n-fgsm", "--out", tmp_path).code == 130
+    assert [row["method"] for row in json.loads(next(tmp_path.glob("*.json")).read_text())["rows"]] == ["fgsm"]
+
+
 def test_without_json_it_prints_a_table(elle):
     outcome = elle(*QUICK, "--methods", "n-fgsm")
     assert outcome.code == 0
@@ -67,7 +92,7 @@ def test_without_json_it_prints_a_table(elle):
     [
         (("--methods", "fgms"), "method 'fgms' does not exist"),
         (("--model", "small-cn"), "--model small-cn does not exist, did you mean"),
-        (("--precision", "fp8"), "--precision fp8 does not exist, did you mean 'fp32'?; choose from auto"),
+        (("--precision", "fp8"), "--precision fp8 does not exist, did you mean 'fp32'? Choose from auto"),
         (("--memory", "high"), "--memory high does not exist; choose from auto, low"),
         (("--fused", "on"), "--fused on does not exist; choose from auto, off"),
         (("--penalty", "half"), "--penalty half does not exist; choose from trained"),

@@ -10,7 +10,7 @@ import typer
 
 from elle.cli.options import PRECISIONS, AsJson, Device, check_choice
 from elle.cli.printing import print_json, print_table
-from elle.errors import InputError
+from elle.errors import InputError, WorkError
 
 _CHOICES = {
     "precision": PRECISIONS,
@@ -63,11 +63,7 @@ def bench(
     if out is not None:
         _check_folder(out)  # before minutes of measuring, not after
     setting = Setting(where, kind, model, batch, memory, penalty, fused)  # type: ignore[arg-type]  # checked above
-    rows = []
-    for name in names:
-        print(f"measuring {name}", file=sys.stderr)
-        rows.append(measure(name, setting, profile))
-    result = {
+    told = {
         "device": hardware_name(where),
         "torch": torch.__version__,
         "precision": kind,
@@ -76,16 +72,28 @@ def bench(
         "memory": memory,
         "penalty": penalty,
         "fused": fused,
-        "rows": with_ratios(rows),
     }
-    if as_json:
-        print_json(result)
-    else:
-        _print(result)
-    if out is not None:
-        usual = Setting(where, pick_precision("auto", where))
-        for file in _write(out, result, {"batch": usual.images, "precision": usual.precision}):
-            print(file, file=sys.stderr)
+    usual = Setting(where, pick_precision("auto", where))
+    rows, too_large, files = [], [], []
+    for name in names:
+        print(f"measuring {name}", file=sys.stderr)
+        try:
+            rows.append(measure(name, setting, profile))
+        except torch.OutOfMemoryError:
+            too_large.append(name)
+            continue
+        result = told | {"rows": with_ratios(rows)}
+        if out is not None:  # after every method, so that an interruption loses one
+            files = _write(out, result, {"batch": usual.images, "precision": usual.precision})
+    if rows:
+        print_json(result) if as_json else _print(result)
+    for file in files:
+        print(file, file=sys.stderr)
+    if too_large:
+        raise WorkError(
+            f"the device's memory is too small for {', '.join(too_large)} at batch {setting.images}; try a smaller "
+            f"--batch, or --memory low"
+        )
 
 
 def _print(result: dict[str, Any]) -> None:
