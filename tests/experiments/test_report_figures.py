@@ -7,8 +7,11 @@ import pytest
 
 from elle.charts.bars import Bars
 from elle.charts.lines import Chart, draw
+from elle.charts.stacked_bars import StackedBars
+from elle.errors import InputError
 from elle.experiments.collected import gather
 from elle.experiments.layout import lay_out
+from elle.experiments.report import write_report
 from elle.experiments.report_figures import report_figures
 from elle.experiments.report_tables import result_tables
 
@@ -167,3 +170,20 @@ def test_a_wide_range_of_a_setting_is_read_off_a_logarithmic_axis(tmp_path):
     labels = re.findall(r'text-anchor="middle"[^>]*>([^<]*)<', draw(chart))
     assert labels == ["0.5", "1", "2", "5", "10", "method.loss.weight"]
     assert [bar.name for bar in bars.bars] == ["gradalign, 0.25", "gradalign, 1", "gradalign, 16"]
+
+
+def test_what_elle_bench_has_written_beside_the_runs_is_drawn_by_forward_and_backward(folder):
+    rows = [
+        {"method": "fgsm", "forward_ms": 1.5, "backward_ms": 2},
+        {"method": "elle", "forward_ms": 3, "backward_ms": 4},
+    ]
+    measured = {"model": "small-cnn", "batch": 128, "device": "NVIDIA H200", "rows": rows}
+    (folder / "runs" / "bench-small-cnn-x.json").write_text(json.dumps(measured))
+    runs = with_figure(folder, 'kind = "bars"\nmetric = ["seconds per step"]\nline = "method"')
+    (drawn,) = [one for one in report_figures(runs, lay_out(runs)) if isinstance(one, StackedBars)]
+    assert (drawn.names, drawn.values) == (["fgsm", "elle"], [(1.5, 2), (3, 4)])
+    page, *_ = write_report(runs, folder / "report")
+    assert "A training step of small-cnn, batch 128, NVIDIA H200" in page.read_text()
+    (folder / "runs" / "bench-small-cnn-x.json").write_text("{}")
+    with pytest.raises(InputError, match=r"bench-small-cnn-x\.json is not what `elle bench --out` writes"):
+        report_figures(runs, lay_out(runs))

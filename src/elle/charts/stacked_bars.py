@@ -21,6 +21,7 @@ class StackedBars:
     names: Sequence[str]
     values: Sequence[Sequence[float]]
     """values[i][k]: part k of names[i]"""
+    note: str = ""
 
 
 def draw_stacked_bars(bars: StackedBars) -> str:

@@ -131,8 +131,9 @@ def _check_folder(folder: Path) -> None:
 
 def _write(folder: Path, result: dict[str, Any], usual: dict[str, Any]) -> list[Path]:
     """bench-NETWORK-DEVICE-torchVERSION.json and .svg; what is not as usual is named after the network."""
-    from elle.charts.stacked_bars import StackedBars, draw_stacked_bars
+    from elle.charts.stacked_bars import draw_stacked_bars
     from elle.engine.runtime import measured_with
+    from elle.experiments.step_times import step_figure
     from elle.files import write_json, write_text
 
     usual = usual | {"memory": "auto", "penalty": "trained", "fused": "auto"}
@@ -144,14 +145,6 @@ def _write(folder: Path, result: dict[str, Any], usual: dict[str, Any]) -> list[
     ]
     name = "-".join(["bench", result["model"], *changed, measured_with(result["device"], result["torch"])])
     files = [folder / f"{name}.json", folder / f"{name}.svg"]
-    rows = result["rows"]
-    figure = StackedBars(
-        f"A training step of {result['model']}, batch {result['batch']}, {result['device']}",
-        "milliseconds a step",
-        ("forward", "backward"),
-        [row["method"] for row in rows],
-        [(row["forward_ms"], row["backward_ms"]) for row in rows],
-    )
     write_json(files[0], result)
-    write_text(files[1], draw_stacked_bars(figure))
+    write_text(files[1], draw_stacked_bars(step_figure(result)))
     return files

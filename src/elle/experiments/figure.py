@@ -8,16 +8,19 @@ from pathlib import Path
 from elle.charts.bars import Bars, draw_bars
 from elle.charts.heatmap import Heatmap, draw_heatmap
 from elle.charts.lines import Chart, draw
+from elle.charts.stacked_bars import StackedBars, draw_stacked_bars
 from elle.errors import InputError
 
-Figure = Chart | Heatmap | Bars
+Figure = Chart | Heatmap | Bars | StackedBars
 
 
 def draw_figure(figure: Figure, names: Sequence[str]) -> str:
     """The figure as an `<svg>`; `names` fixes which name has which colour."""
     if isinstance(figure, Chart):
         return draw(figure, names)
-    return draw_bars(figure, names) if isinstance(figure, Bars) else draw_heatmap(figure)
+    if isinstance(figure, Bars):
+        return draw_bars(figure, names)
+    return draw_stacked_bars(figure) if isinstance(figure, StackedBars) else draw_heatmap(figure)
 
 
 def series_names(figures: Sequence[object]) -> list[str]:

@@ -15,6 +15,7 @@ from elle.experiments.layout import Layout
 from elle.experiments.pictures import weight_evolution
 from elle.experiments.report_tables import metric_name, unit
 from elle.experiments.rundir import tracked_images
+from elle.experiments.step_times import step_figures
 
 CURVES = 3
 """Values of eps a panel for which curves are drawn: the smallest, the middle and the largest."""
@@ -42,7 +43,7 @@ def report_figures(collected: Collected, layout: Layout) -> list[Figure]:
     times = [metric for metric in collected.metrics if metric in TIMES] or ["seconds"]
     bars = [one for panel, settings in groups.items() for time in times
             for one in _runtime(settings, layout, panel, time)]  # fmt: skip
-    return [*over, *curves, *bars]
+    return [*over, *curves, *step_figures(collected.folder), *bars]
 
 
 def _titled(text: str, panel: str) -> str:
