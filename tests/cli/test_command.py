@@ -469,6 +469,36 @@ def test_a_mistake_in_an_evaluation_is_one_line_and_exit_code_2(elle, run_copy, 
     assert hint in outcome.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "RUN", "--out", "file"),
+        ("report", "RUN", "--out", "file/report"),
+        ("plot", "RUN", "--out", "file/plot.html"),
+        ("plot", "RUN", "--figures", "file"),
+        ("show", "RUN", "--out", "file/shown.png"),
+        ("export", "RUN", "--out", "file/model.safetensors"),
+        ("evaluate", "RUN", "--out", "file"),
+        ("data", "get", "mnist", "--root", "file"),
+        ("sweep", "table-2", "--dry-run", "--out", "file"),
+        ("show-schedule", "short", "--out", "file/short.svg"),
+        ("demo", "--out", "file"),
+        ("train", "out=file"),
+    ],
+)
+def test_a_file_given_for_a_folder_is_one_line_and_exit_code_2(elle, run_copy, words):
+    Path("file").write_text("mine")
+    outcome = elle(*(run_copy if word == "RUN" else word for word in words))
+    assert_one_line(outcome, 2)
+    assert (outcome.out, Path("file").read_text()) == ("", "mine")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_is_one_line_and_exit_code_2(elle, run_copy, tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    assert_one_line(elle("report", run_copy, "--out", tmp_path / "closed"), 2)
+
+
 @pytest.mark.parametrize("command", ["evaluate", "metrics"])
 def test_a_folder_that_is_no_run_is_one_line_and_exit_code_2(elle, tmp_path, command):
     outcome = elle(command, tmp_path)

@@ -11,7 +11,7 @@ from elle.cli.options import AsJson
 from elle.cli.printing import print_json, print_rows, print_table
 from elle.config import format_radius
 from elle.data.registry import DATASETS, data_folder, find_dataset, load_dataset
-from elle.errors import InputError
+from elle.errors import InputError, check_folder
 
 app = typer.Typer(
     name="data",
@@ -65,6 +65,8 @@ def get(name: Name, root: Root = None, as_json: AsJson = False) -> None:
             f"what can be downloaded is {', '.join(download.REMOTES)}"
         )
     folder = data_folder(root)
+    if not folder.is_dir():  # one that may not be written can hold all files already
+        check_folder(folder, "the data folder" if root is None else "--root")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(file=sys.stderr if as_json else sys.stdout)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:

@@ -14,7 +14,7 @@ from elle.data.registry import load_dataset
 from elle.data.resident import to_tensors
 from elle.data.sources import spread_images
 from elle.engine.trained import load_run
-from elle.errors import InputError, WorkError, first_line, nearest
+from elle.errors import InputError, WorkError, check_folder, first_line, nearest
 from elle.export.card import model_card
 from elle.export.formats import FORMATS, Format, Header, quiet
 from elle.files import write_text
@@ -70,6 +70,7 @@ def _check_place(path: Path, card: Path) -> None:
     """Only what was exported before is replaced: a run's own network, or a file of the user, is not."""
     if path.is_dir():
         raise InputError(f"--out {path} is a folder; name a file in it")
+    check_folder(path.parent)
     if path.exists() and not card.exists():
         raise InputError(f"{path} exists and was not written by `elle export`; choose another --out, or remove it")
 
