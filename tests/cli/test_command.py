@@ -19,8 +19,9 @@ from elle.cli import app
 from elle.config import Config
 from elle.data.registry import DATASETS
 from elle.doctor import EXTRAS
+from elle.engine import checkpoint
 from elle.methods import METHODS, find_method
-from elle.models.registry import MODELS
+from elle.models.registry import MODELS, build_model
 from elle.version import __version__
 
 from ..conftest import QUICK, assert_one_line
@@ -491,6 +492,34 @@ def test_a_file_given_for_a_folder_is_one_line_and_exit_code_2(elle, run_copy, w
     outcome = elle(*(run_copy if word == "RUN" else word for word in words))
     assert_one_line(outcome, 2)
     assert (outcome.out, Path("file").read_text()) == ("", "mine")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "data=digits", "root=elsewhere"),
+        ("evaluate", "RUN", "--root", "elsewhere"),
+        ("metrics", "RUN", "--root", "elsewhere"),
+        ("show", "RUN", "--root", "elsewhere"),
+        ("export", "RUN", "--root", "elsewhere"),
+        ("data", "check", "digits", "--root", "elsewhere"),
+        ("data", "separation", "digits", "--root", "elsewhere"),
+    ],
+)
+def test_a_folder_for_a_set_that_has_none_is_refused_by_every_command(elle, run_copy, words):
+    outcome = elle(*(run_copy if word == "RUN" else word for word in words))
+    assert_one_line(outcome, 2)
+    assert "root=elsewhere: digits comes with the installation" in outcome.err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "metrics", "show", "export"])
+def test_the_weights_of_another_run_are_named_by_every_command(elle, run_copy, command):
+    header = checkpoint.read_tensors(run_copy / "model.safetensors")[1] | {"shape": [1, 28, 28]}
+    other = build_model("small-cnn", (1, 28, 28), 10).state_dict()
+    checkpoint.write_tensors(run_copy / "model.safetensors", other, header)
+    outcome = elle(command, run_copy)
+    assert_one_line(outcome, 2)
+    assert "model.safetensors is for images of 1 x 28 x 28, and its run's are 1 x 8 x 8" in outcome.err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -10,7 +10,7 @@ import typer
 from elle.cli.options import AsJson
 from elle.cli.printing import print_json, print_rows, print_table
 from elle.config import format_radius
-from elle.data.registry import DATASETS, data_folder, find_dataset, load_dataset
+from elle.data.registry import DATASETS, check_root, data_folder, find_dataset, load_dataset
 from elle.errors import InputError, check_folder
 
 app = typer.Typer(
@@ -94,7 +94,7 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """
     from elle.data.check import check as look
 
-    find_dataset(name)
+    check_root(name, root)
     report = look(name, root)
     splits = report["splits"]
     if as_json:
@@ -134,6 +134,7 @@ def separation(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """
     from elle.data.separation import separation as measure
 
+    check_root(name, root)
     images = load_dataset(name, root)
     splits = {"train": images.train, "test": images.test}
     record: dict[str, Any] = {}

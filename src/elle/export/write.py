@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elle.data.registry import load_dataset
 from elle.data.resident import to_tensors
 from elle.data.sources import spread_images
 from elle.engine.trained import load_run
@@ -37,9 +36,7 @@ def export_run(
     _check_name(path, form)
     card = path.with_name(f"{path.name}.md")
     _check_place(path, card)
-    config = trained.config
-    test = load_dataset(config.data, root or config.root, image_size=config.image_size).test
-    x, _ = to_tensors(spread_images(test, IMAGES), "cpu")
+    x, _ = to_tensors(spread_images(trained.images(root).test, IMAGES), "cpu")
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.part{form.suffix}")  # some formats insist on their ending
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
