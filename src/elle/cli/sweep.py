@@ -153,7 +153,7 @@ def _check_place(on: str, gpus: str | None, of_cluster: list[str]) -> None:
 
 
 def _gpus(text: str | None) -> list[int]:
-    names = [name.strip() for name in text.split(",")] if text else []
+    names = [name.strip() for name in text.split(",")] if text is not None else []
     if not all(name.isdigit() for name in names):
         raise InputError(f"--gpus {text}: write the numbers of GPUs, for example 0,1")
     if names:
