@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from collections.abc import Callable
 
 import torch
@@ -100,9 +101,11 @@ class CollapseMonitor(Monitor):
         optional: with them robust overfitting is told too, and a collapse under a noisy training attack more surely.
         """
         # A tensor becomes a number: it would keep its graph, and the step's activations, as long as the monitor lives.
-        loss, accuracy, rate = (
-            value.item() if isinstance(value, Tensor) else value for value in (loss, accuracy, rate)
+        step, loss, accuracy, rate = (
+            value.item() if isinstance(value, Tensor) else value for value in (step, loss, accuracy, rate)
         )
+        if not isinstance(step, numbers.Real):
+            raise ValueError(f"step is {step!r}; give the number of steps trained so far")
         if accuracy is not None and not 0 <= accuracy <= 1:
             raise ValueError(f"accuracy is {accuracy:g}; give the share of images that are answered right, 0 to 1")
         seen = self.look(model)
