@@ -14,7 +14,7 @@ _BESIDE = 20
 """Characters of a name that stands beside its bar; where one is longer, all stand above theirs."""
 _LINE = 18.0
 _ABOVE, _BEGINNING = int(WIDTH / GLYPH) - 2, 20
-"""Characters that fit above a bar, and of a longer name so many of its beginning: the method, and a part of the rest."""
+"""Characters that fit above a bar, and of a longer name so many of its beginning, the method."""
 
 
 @dataclass(frozen=True)

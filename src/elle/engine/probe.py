@@ -101,9 +101,10 @@ class CollapseMonitor(Monitor):
         optional: with them robust overfitting is told too, and a collapse under a noisy training attack more surely.
         """
         # A tensor becomes a number: it would keep its graph, and the step's activations, as long as the monitor lives.
-        step, loss, accuracy, rate = (
-            value.item() if isinstance(value, Tensor) else value for value in (step, loss, accuracy, rate)
+        loss, accuracy, rate = (
+            value.item() if isinstance(value, Tensor) else value for value in (loss, accuracy, rate)
         )
+        step = int(step) if isinstance(step, Tensor) else step
         if not isinstance(step, numbers.Real):
             raise ValueError(f"step is {step!r}; give the number of steps trained so far")
         if accuracy is not None and not 0 <= accuracy <= 1:
