@@ -38,7 +38,8 @@ from results import result_file
 from elle.charts.lines import Chart, Series, draw
 from elle.config import Config, load_config
 from elle.engine.loop import Watcher, train
-from elle.engine.parts import method_of
+from elle.engine.parts import build_parts
+from elle.engine.ranks import ALONE
 from elle.engine.runtime import GraphedStep
 from elle.errors import InputError, Interrupted, WorkError
 from elle.evaluation.names import parse_attacks
@@ -46,7 +47,6 @@ from elle.experiments.recipe import load_recipe, run_id
 from elle.experiments.sweep import run_name
 from elle.experiments.training import is_running
 from elle.files import write_json, write_text
-from elle.models.registry import check_name
 
 TIMES = "times.json"
 SECONDS = ("seconds", "loading", "training", "warm_up", "elapsed")
@@ -62,11 +62,15 @@ def settings(recipe: str, changes: Sequence[str], root: str | None, runs: Path) 
     file = runs / "recipe.toml"
     write_text(file, loaded[0].to_toml())
     more = [f"root={root}"] if root else []
-    found = {words: load_config([*words.split(), *more, "final=clean"], file).resolved() for words in changes or [""]}
-    for config in found.values():  # a mistyped field is told now, not when the settings before have been trained
-        method_of(config)
-        check_name(config.model or "")
-    return found
+    return {words: load_config([*words.split(), *more, "final=clean"], file).resolved() for words in changes or [""]}
+
+
+def check(words: str, config: Config) -> None:
+    """Build a setting's parts as its training will, so that a mistake is told before others have been trained."""
+    try:
+        build_parts(config, torch.device("cpu"), "fp32", ALONE).step.data.close()
+    except InputError as problem:
+        raise InputError(f"{words or 'the recipe'}: {problem}") from None
 
 
 def train_timed(file: Path, directory: Path) -> None:
@@ -250,6 +254,8 @@ def main(words: Sequence[str] | None = None) -> None:
     attack = ",".join(one.name for one in parse_attacks(args.attack))
     found = settings(args.recipe, args.changes, args.root, args.runs)
     known = {run["id"]: run for run in (saved(result_file("speedrun")) if args.save else [])}
+    for setting, config in {one[0]: one for one in in_turn(found, args.seeds) if run_id(one[1]) not in known}.values():
+        check(setting, config)
     runs, failed, uncompiled = [], set(), set(found if torch.cuda.is_available() else [])
     for setting, config in in_turn(found, args.seeds):
         new = known.get(run_id(config))

@@ -98,6 +98,13 @@ def test_a_bare_number_of_grey_levels_is_refused_with_the_fraction(levels):
         from_toml(f"eps = {levels}")
 
 
+@pytest.mark.parametrize("text", ["300/255", "1000/255", "300"])
+def test_no_other_radius_is_guessed_from_a_fraction_or_from_more_than_all_grey_levels(text):
+    with pytest.raises(InputError, match="it must be below 1, for example 8/255") as problem:
+        load_config([f"eps={text}"])
+    assert "did you mean" not in str(problem.value)
+
+
 @pytest.mark.parametrize("text", ["0", "0/255", "-8/255", "-0.1"])
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_a_radius_of_zero_or_less_is_refused(text, norm):

@@ -40,10 +40,20 @@ def expanded(path: str | Path) -> Path:
         raise InputError(f"{path}: whose home folder ~ means is not known here; write it out") from None
 
 
+def check_folder(folder: Path, option: str = "--out") -> None:
+    """Refuse, before any work, a folder that files cannot be written into: it is a file, or lies in one."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    if not os.path.isdir(there):
+        raise InputError(f"{option} {folder} cannot be used: {there} is no folder; choose another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"{option} {folder} cannot be used: {there} may not be written; choose another")
+
+
 def check_file_name(out: Path, ending: str) -> None:
-    """Refuse a name after --out that would say another kind of file than is written."""
+    """Refuse a name after --out that would say another kind of file than is written, or cannot be written."""
     if out.is_dir() or out.suffix.lower() != ending:
         raise InputError(f"--out {out} is {'a folder' if out.is_dir() else f'no {ending}'}; name a {ending} file")
+    check_folder(out.parent)
 
 
 REASONS = "ELLE_REASONS"

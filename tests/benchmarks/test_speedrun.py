@@ -144,6 +144,9 @@ def test_what_compiles_the_kernels_enters_each_phase_and_pays_for_the_penalty(sp
         (["--attack", "clean,pgd20"], "attack 'pgd20' does not exist"),
         (["method.attack.nois=1"], "nois"),
         (["model=smal-cnn"], "did you mean 'small-cnn'"),
+        (["crop=99"], "crop=99: crop=99 is more padding than images of 8 x 8 pixels have"),
+        (["model=tests.networks:nothing"], "could not be built"),
+        (["model=preact-resnet18 batch=1"], "takes one image at a time"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_trained(speedrun, words, monkeypatch, wrong, said):

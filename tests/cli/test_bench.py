@@ -96,7 +96,7 @@ def test_without_json_it_prints_a_table(elle):
         (("--memory", "high"), "--memory high does not exist; choose from auto, low"),
         (("--fused", "on"), "--fused on does not exist; choose from auto, off"),
         (("--penalty", "half"), "--penalty half does not exist; choose from trained"),
-        (("--out", __file__), "cannot be a folder: File exists"),
+        (("--out", __file__), "test_bench.py is no folder"),
         (("--memory", "low", "--methods", "elle"), "memory=low computes a network anew block by block"),
     ],
 )

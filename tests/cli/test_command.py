@@ -19,8 +19,9 @@ from elle.cli import app
 from elle.config import Config
 from elle.data.registry import DATASETS
 from elle.doctor import EXTRAS
+from elle.engine import checkpoint
 from elle.methods import METHODS, find_method
-from elle.models.registry import MODELS
+from elle.models.registry import MODELS, build_model
 from elle.version import __version__
 
 from ..conftest import QUICK, assert_one_line
@@ -467,6 +468,64 @@ def test_a_mistake_in_an_evaluation_is_one_line_and_exit_code_2(elle, run_copy, 
     outcome = elle("evaluate", run_copy, *words)
     assert_one_line(outcome, 2)
     assert hint in outcome.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "RUN", "--out", "file"),
+        ("report", "RUN", "--out", "file/report"),
+        ("plot", "RUN", "--out", "file/plot.html"),
+        ("plot", "RUN", "--figures", "file"),
+        ("show", "RUN", "--out", "file/shown.png"),
+        ("export", "RUN", "--out", "file/model.safetensors"),
+        ("evaluate", "RUN", "--out", "file"),
+        ("data", "get", "mnist", "--root", "file"),
+        ("sweep", "table-2", "--dry-run", "--out", "file"),
+        ("show-schedule", "short", "--out", "file/short.svg"),
+        ("demo", "--out", "file"),
+        ("train", "out=file"),
+    ],
+)
+def test_a_file_given_for_a_folder_is_one_line_and_exit_code_2(elle, run_copy, words):
+    Path("file").write_text("mine")
+    outcome = elle(*(run_copy if word == "RUN" else word for word in words))
+    assert_one_line(outcome, 2)
+    assert (outcome.out, Path("file").read_text()) == ("", "mine")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "data=digits", "root=elsewhere"),
+        ("evaluate", "RUN", "--root", "elsewhere"),
+        ("metrics", "RUN", "--root", "elsewhere"),
+        ("show", "RUN", "--root", "elsewhere"),
+        ("export", "RUN", "--root", "elsewhere"),
+        ("data", "check", "digits", "--root", "elsewhere"),
+        ("data", "separation", "digits", "--root", "elsewhere"),
+    ],
+)
+def test_a_folder_for_a_set_that_has_none_is_refused_by_every_command(elle, run_copy, words):
+    outcome = elle(*(run_copy if word == "RUN" else word for word in words))
+    assert_one_line(outcome, 2)
+    assert "root=elsewhere: digits comes with the installation" in outcome.err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "metrics", "show", "export"])
+def test_the_weights_of_another_run_are_named_by_every_command(elle, run_copy, command):
+    header = checkpoint.read_tensors(run_copy / "model.safetensors")[1] | {"shape": [1, 28, 28]}
+    other = build_model("small-cnn", (1, 28, 28), 10).state_dict()
+    checkpoint.write_tensors(run_copy / "model.safetensors", other, header)
+    outcome = elle(command, run_copy)
+    assert_one_line(outcome, 2)
+    assert "model.safetensors is for images of 1 x 28 x 28, and its run's are 1 x 8 x 8" in outcome.err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_is_one_line_and_exit_code_2(elle, run_copy, tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    assert_one_line(elle("report", run_copy, "--out", tmp_path / "closed"), 2)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "metrics"])

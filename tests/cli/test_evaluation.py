@@ -155,8 +155,9 @@ def test_failed_checks_are_printed(elle, tiny):
         (["--engine", "quick"], "--engine quick does not exist"),
         (["--precision", "fp8"], "--precision fp8 does not exist"),
         (["--devices", ","], "--devices names none"),
+        (["--devices", ""], "--devices names none"),
         (["--model", "small-cnn"], "--model goes with --weights"),
-        (["--eps", "300/255"], "did you mean"),
+        (["--eps", "300/255"], "it must be below 1"),
         (
             ["--data", "mnist5k"],
             "mnist5k has images 1x28x28 in 10 classes, and the network was trained on 1x8x8",

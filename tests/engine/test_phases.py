@@ -238,6 +238,22 @@ def test_looks_asked_for_by_steps_know_how_many_make_an_epoch_of_their_phase(roo
     }
 
 
+def test_a_look_knows_the_steps_since_the_last_one_of_its_own_phase_alone(root, tmp_path):
+    """Epochs of 11 and 5 steps: behind the rows of the second phase's first steps are others than those just made."""
+    own = ["phases=1:8:2,2:16:4", "probe_every=4", "eval_every=0"]
+    train(load_config(words(root, tmp_path / "run", *own)))
+    epochs, probes = (
+        [json.loads(line) for line in (tmp_path / "run" / name).read_text().splitlines()]
+        for name in ("steps.jsonl", "probes.jsonl")
+    )
+    losses = [loss for epoch in epochs for loss in epoch["loss"]]
+    since = {4: 0, 8: 4, 12: 11, 16: 12, 20: 16}
+    assert [probe["step"] for probe in probes] == [*since]
+    for probe in probes:
+        expected = np.mean(losses[since[probe["step"]] : probe["step"]])
+        assert probe["loss"] == pytest.approx(expected, rel=1e-3)
+
+
 def test_the_first_look_waits_for_the_eps_that_the_steps_are_trained_with(root, tmp_path):
     """eps grows for a third of the epochs, which in these phases is a twelfth of the steps."""
     grown = ["schedule=short-svhn", "phases=2:8:8,4:16:2", "probe_every=2", "eval_every=0"]

@@ -164,6 +164,19 @@ def test_an_accuracy_in_percent_is_refused(monitor):
     assert monitor.readings == []
 
 
+def test_a_step_that_is_no_number_is_refused(monitor):
+    with pytest.raises(ValueError, match="step is 'a'; give the number of steps"):
+        monitor.check(conv_net(), "a")
+    assert monitor.readings == []
+
+
+def test_a_state_that_is_none_is_refused_and_changes_nothing(monitor):
+    monitor.check(conv_net(), 1)
+    with pytest.raises(ValueError, match=r"the state has no 'readings'; give what a monitor's state_dict\(\) returned"):
+        monitor.load_state_dict({})
+    assert len(monitor.readings) == 1
+
+
 def test_labels_of_any_integer_type_will_do():
     x, y = images(count=16)
     assert CollapseMonitor(x, y.int(), EPS).check(conv_net(), 1) is None

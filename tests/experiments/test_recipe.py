@@ -258,6 +258,18 @@ def test_a_wrong_recipe_is_refused_in_one_line_that_names_the_file(written, text
     assert "\n" not in str(problem.value)
 
 
+def test_a_grid_of_millions_of_runs_is_refused_before_it_is_expanded(written):
+    axis = [k / 1000 for k in range(1, 1000)]
+    file = written(MINIMAL + "".join(f"{key} = {axis}\n" for key in ("lr", "momentum", "average", "weight_decay")))
+    with pytest.raises(InputError, match="more than 10,000; write several recipes"):
+        load_recipe(file)
+
+
+def test_seeds_without_number_are_refused_before_they_are_expanded():
+    with pytest.raises(InputError, match="more than 10,000"):
+        load_recipe("table-2").runs(10**30)
+
+
 def test_a_line_of_an_expected_table_has_a_number_for_each_column(written):
     table = '[[expected]]\nmetric = "clean"\nrows = "method"\ncolumns = "seed"\ntable = """\n| 0 | 1\nfgsm | 3\n"""\n'
     with pytest.raises(InputError, match="the expected line 'fgsm' has 1 numbers for 2 columns"):

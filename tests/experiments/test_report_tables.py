@@ -193,8 +193,8 @@ def test_the_dataset_is_named_where_a_recipe_of_several_has_runs_of_one_alone(fo
     assert [table.caption for table in result_tables(runs, layout)] == ["AutoAttack, %: digits"]
     table = comparison_table(compare(runs), layout)
     assert table.rows[0][0] == "fgsm, eps 8/255, digits"
-    bold = {row[0] for number, row in enumerate(table.rows) if table.marks.get((number, 4)) == "best"}
-    assert bold == {row[0] for row in table.rows if row[4] == "outside"} != set()
+    bold = {row[0] for number, row in enumerate(table.rows) if table.marks.get((number, 1)) == "best"}
+    assert bold == {row[0] for row in table.rows if row[1] == "outside"} != set()
 
 
 def test_no_other_setting_is_taken_for_a_baseline_that_has_no_result(tmp_path):

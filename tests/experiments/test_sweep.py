@@ -111,6 +111,7 @@ def test_only_chooses_runs_and_a_dry_run_starts_none(tmp_path, elle, monkeypatch
     assert elle("sweep", "tiny.toml", "--only", "eps=0.5").code == 2
     assert elle("sweep", "tiny.toml", "--only", "method=eps").code == 2
     assert elle("sweep", "tiny.toml", "--gpus", "a").code == 2
+    assert elle("sweep", "tiny.toml", "--gpus", "", "--dry-run").code == 2
     assert elle("sweep", "tiny.toml", "--gpus", "a", "--dry-run").code == 2
     assert "add --on ray" in elle("sweep", "tiny.toml", "--gpus-per-run", "1", "--dry-run").err
     assert "--gpus-per-run says" in elle("sweep", "tiny.toml", "--on", "ray", "--gpus", "0", "--dry-run").err

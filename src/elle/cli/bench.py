@@ -10,7 +10,7 @@ import typer
 
 from elle.cli.options import PRECISIONS, AsJson, Device, check_choice
 from elle.cli.printing import print_json, print_table
-from elle.errors import InputError, WorkError
+from elle.errors import WorkError, check_folder
 
 _CHOICES = {
     "precision": PRECISIONS,
@@ -61,7 +61,7 @@ def bench(
     kind = pick_precision(precision, where)
     prepare_device(where, kind)
     if out is not None:
-        _check_folder(out)  # before minutes of measuring, not after
+        check_folder(out)  # before minutes of measuring, not after
     setting = Setting(where, kind, model, batch, memory, penalty, fused)  # type: ignore[arg-type]  # checked above
     told = {
         "device": hardware_name(where),
@@ -120,13 +120,6 @@ def _print(result: dict[str, Any]) -> None:
                 for one in row["kernels"][:10]
             ]
             print_table(["share", "ms a step", "calls", "kernel"], kernels)
-
-
-def _check_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise InputError(f"--out {folder} cannot be a folder: {problem.strerror}; choose another") from None
 
 
 def _write(folder: Path, result: dict[str, Any], usual: dict[str, Any]) -> list[Path]:

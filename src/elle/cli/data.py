@@ -10,8 +10,8 @@ import typer
 from elle.cli.options import AsJson
 from elle.cli.printing import print_json, print_rows, print_table
 from elle.config import format_radius
-from elle.data.registry import DATASETS, data_folder, find_dataset, load_dataset
-from elle.errors import InputError
+from elle.data.registry import DATASETS, check_root, data_folder, find_dataset, load_dataset
+from elle.errors import InputError, check_folder
 
 app = typer.Typer(
     name="data",
@@ -65,6 +65,8 @@ def get(name: Name, root: Root = None, as_json: AsJson = False) -> None:
             f"what can be downloaded is {', '.join(download.REMOTES)}"
         )
     folder = data_folder(root)
+    if not folder.is_dir():  # one that may not be written can hold all files already
+        check_folder(folder, "the data folder" if root is None else "--root")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(file=sys.stderr if as_json else sys.stdout)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
@@ -92,7 +94,7 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """
     from elle.data.check import check as look
 
-    find_dataset(name)
+    check_root(name, root)
     report = look(name, root)
     splits = report["splits"]
     if as_json:
@@ -132,6 +134,7 @@ def separation(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """
     from elle.data.separation import separation as measure
 
+    check_root(name, root)
     images = load_dataset(name, root)
     splits = {"train": images.train, "test": images.test}
     record: dict[str, Any] = {}

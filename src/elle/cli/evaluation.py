@@ -88,7 +88,7 @@ def evaluate(
     if norm is not None:
         check_choice("norm", norm, NORMS)
     parse_attacks(attack)
-    names = _devices(devices) if devices else [device]
+    names = [device] if devices is None else _devices(devices)
     first = pick_device(names[0])
     source = Source(run, model, weights, data, root)
     subject = load_subject(source, first, limit)

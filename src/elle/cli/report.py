@@ -9,7 +9,7 @@ import typer
 
 from elle.cli.options import AsJson
 from elle.cli.printing import count_runs, print_json, print_table
-from elle.errors import InputError
+from elle.errors import InputError, check_folder
 
 
 def report(
@@ -41,6 +41,8 @@ def report(
     from elle.experiments.collected import gather
     from elle.experiments.report import write_report
 
+    if out is not None:
+        check_folder(out)
     runs = gather(sources)
     written = write_report(runs, out or runs.folder / "report")
     if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from elle.cli.options import Device, Root
-from elle.errors import InputError, check_file_name
+from elle.errors import InputError, check_file_name, check_folder
 
 RunDirectories = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Run directories written by `elle train`.")
@@ -51,6 +51,8 @@ def plot(
     from elle.experiments.rundir import open_runs, unique_names
 
     check_file_name(out, ".html")
+    if figures is not None:
+        check_folder(figures, "--figures")
     if (before is None) != (after is None):
         raise InputError("--before and --after belong together; give a checkpoint of the run for each")
     runs = open_runs(directories)

@@ -13,7 +13,7 @@ import typer
 from elle.cli.options import AsJson, check_choice
 from elle.cli.printing import count_runs, print_json, print_table
 from elle.cli.recipe_checks import check_folders, check_recipe
-from elle.errors import InputError, Interrupted, WorkError
+from elle.errors import InputError, Interrupted, WorkError, check_folder
 
 if TYPE_CHECKING:
     from elle.experiments.object_path import ObjectPath
@@ -66,6 +66,8 @@ def sweep(
     store = _object_path(out)
     own = out is None or store is not None
     folder = Path("runs") / loaded.name if own else Path(str(out))
+    if not folder.is_dir():  # one that may not be written can be looked at
+        check_folder(folder)
     check_recipe(loaded, configs)
     if dry_run:
         items = plan(configs, folder, beside=own)
@@ -151,7 +153,7 @@ def _check_place(on: str, gpus: str | None, of_cluster: list[str]) -> None:
 
 
 def _gpus(text: str | None) -> list[int]:
-    names = [name.strip() for name in text.split(",")] if text else []
+    names = [name.strip() for name in text.split(",")] if text is not None else []
     if not all(name.isdigit() for name in names):
         raise InputError(f"--gpus {text}: write the numbers of GPUs, for example 0,1")
     if names:

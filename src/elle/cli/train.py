@@ -13,7 +13,7 @@ import typer
 from elle.cli.options import AsJson
 from elle.cli.printing import print_accuracies, print_json
 from elle.config import KEYS, Config, load_config, parse_words
-from elle.data.registry import find_dataset
+from elle.data.registry import check_root
 from elle.errors import InputError, expanded
 
 
@@ -119,6 +119,5 @@ def _settings(words: list[str], file: Path | None, resume: bool) -> Config:
             raise InputError(f"{directory} holds no run to continue; give its settings to start one there")
     settings = load_config(words, file)
     settings.resolved()  # refuses what the dataset and the method do not allow
-    if (root := given.get("root")) and not find_dataset(settings.data).needs_root:
-        raise InputError(f"root={root}: {settings.data} comes with the installation; did you mean data=folder as well?")
+    check_root(settings.data, given.get("root"))
     return settings

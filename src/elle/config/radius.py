@@ -36,7 +36,10 @@ def check_radius(eps: float, norm: str) -> float:
     if not 0 < eps < math.inf:
         raise ValueError(f"eps is {eps:g}; it must be greater than 0")
     if norm == "linf" and eps >= 1:
-        raise ValueError(f"eps is {eps:g}, but images are in [0, 1]; did you mean eps={eps:g}/255?")
+        # Of what is a fraction already, or no radius over 255 either, nobody knows what was meant.
+        is_levels = eps < 255 and "/" not in format_radius(eps)
+        meant = f"did you mean eps={eps:g}/255?" if is_levels else "it must be below 1, for example 8/255"
+        raise ValueError(f"eps is {eps:g}, but images are in [0, 1]; {meant}")
     return eps
 
 

@@ -183,6 +183,12 @@ def find_dataset(name: str) -> Dataset:
     raise InputError(f"no dataset {name!r}{nearest(name, DATASETS)}; there are {', '.join(DATASETS)}")
 
 
+def check_root(name: str, root: str | Path | None) -> None:
+    """Refuse a folder that a user names for a set that has none: images other than those meant would be read."""
+    if root and not find_dataset(name).needs_root:
+        raise InputError(f"root={root}: {name} comes with the installation; did you mean data=folder as well?")
+
+
 def data_folder(root: str | Path | None = None) -> Path:
     """`root`, else the folder in ELLE_DATA, else ./data."""
     return expanded(root or os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT)

@@ -90,11 +90,13 @@ class Guard:
         return run.schedule.eps(run.timetable.progress(min(step, run.total_steps - 1))) == 1
 
     def latest(self) -> dict[str, float | None]:
-        """The means over the steps since the last look of each quantity that a step records."""
+        """The means over the phase's steps since the last look of each quantity that a step records."""
         run = self.run
         # Behind the rows of this epoch are still those of the one before, in which the last look may have been.
         position = run.timetable.place(run.done - 1)[1] + 1
-        rows = run.step.records[: run.steps_per_epoch].roll(-position, 0)[-self.every :]
+        # Not those of another phase: its epochs, of another length, end elsewhere.
+        count = min(self.every, run.timetable.into_phase(run.done - 1) + 1)
+        rows = run.step.records[: run.steps_per_epoch].roll(-position, 0)[-count:]
         return {name: number(mean) for name, mean in zip(RECORDED, rows.nanmean(0).tolist(), strict=True)}
 
     def look(self, seconds: float) -> bool:

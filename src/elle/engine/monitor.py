@@ -123,6 +123,9 @@ class Monitor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        missing = [name for name in self.state_dict() if name not in state]
+        if missing:
+            raise ValueError(f"the state has no {missing[0]!r}; give what a monitor's state_dict() returned")
         self.readings = list(state["readings"])
         self.verdicts = [Verdict(**verdict) for verdict in state["verdicts"]]
         self.condition = state["condition"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from collections.abc import Callable
 
 import torch
@@ -103,6 +104,9 @@ class CollapseMonitor(Monitor):
         loss, accuracy, rate = (
             value.item() if isinstance(value, Tensor) else value for value in (loss, accuracy, rate)
         )
+        step = int(step) if isinstance(step, Tensor) else step
+        if not isinstance(step, numbers.Real):
+            raise ValueError(f"step is {step!r}; give the number of steps trained so far")
         if accuracy is not None and not 0 <= accuracy <= 1:
             raise ValueError(f"accuracy is {accuracy:g}; give the share of images that are answered right, 0 to 1")
         seen = self.look(model)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from elle.config import Config, given
-from elle.data.registry import find_dataset, load_dataset
+from elle.data.registry import check_root, find_dataset, load_dataset
 from elle.data.sources import ImageSet, Split, some_images
 from elle.engine.trained import kept_network, load_network, load_run, put_weights
 from elle.errors import InputError, first_line
@@ -105,6 +105,7 @@ def _of_run(source: Source, path: Path, count: int | None) -> Subject:
     config = trained.config.resolved()
     data = source.data or config.data
     own = data == config.data
+    check_root(data, source.root)
     images = trained.images(source.root) if own else _shown(data, source.root or config.root, trained.header)
     test, numbers = some_images(images.test, count)
     if not own:
@@ -154,6 +155,7 @@ def _run_of(path: Path) -> Path:
 def _of_weights(source: Source, count: int | None) -> Subject:
     name, data, weights = str(source.model), str(source.data), Path(str(source.weights))
     row = find_dataset(data)
+    check_root(data, source.root)
     tensors = read_weights(weights)
     if weights.suffix == ".safetensors" and kept_network(weights) == name:
         # The file knows what a name does not tell: the activation, a normalising first layer, the averaged weights.

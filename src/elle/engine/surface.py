@@ -61,12 +61,6 @@ def around_collapse(
     for name, file in files.items():
         trained, header = load_run(directory, device, file), read_tensors(file)[1]
         x, y = trained.test_images(root, IMAGES)
-        shape = trained.header["shape"]
-        if list(shape) != list(x.shape[1:]):
-            sizes = [" x ".join(map(str, one)) for one in (shape, x.shape[1:])]
-            raise InputError(
-                f"{file} is for images of {sizes[0]}, and those of {directory} are {sizes[1]}; give its own"
-            )
         config = trained.config.resolved()
         surface = loss_surface(trained.model, x, y, given(config.eps), config.norm, config.seed)
         result[name] = surface | {"step": header.get("step")}

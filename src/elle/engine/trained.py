@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from elle.config import Config, run_config
-from elle.data.registry import find_dataset, load_dataset
+from elle.data.registry import check_root, find_dataset, load_dataset
 from elle.data.resident import to_tensors
 from elle.data.sources import ImageSet, some_images
 from elle.engine.checkpoint import read_tensors
@@ -35,6 +36,7 @@ class Trained:
     def images(self, root: str | None = None) -> ImageSet:
         """The run's images, in `root` where they are elsewhere by now."""
         config = self.config
+        check_root(config.data, root)
         images = load_dataset(config.data, root or config.root, image_size=config.image_size)
         if find_dataset(config.data).files:  # elsewhere a label is a number, whatever its name
             check_test_images(self.weights, self.header, images, moved=root not in (None, config.root))
@@ -43,6 +45,10 @@ class Trained:
                 f"{self.weights} was trained on {len(self.classes)} classes, and {config.data} has "
                 f"{len(images.classes)}; give its own data"
             )
+        shapes = self.header["shape"], images.test.part(np.arange(1)).x.shape[1:]
+        if list(shapes[0]) != list(shapes[1]):
+            sizes = [" x ".join(map(str, shape)) for shape in shapes]
+            raise InputError(f"{self.weights} is for images of {sizes[0]}, and its run's are {sizes[1]}; give its own")
         return images
 
     def test_images(self, root: str | None = None, limit: int | None = None) -> tuple[Tensor, Tensor]:

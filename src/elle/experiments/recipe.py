@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from elle.errors import InputError, nearest
 _PACKAGE = Path(__file__).parent.parent
 FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parent.parent / "recipes")
 """Where recipes are found by name: in an installed package, and in a checkout."""
+MOST_RUNS = 10_000
+"""More than anyone waits for: the paper's largest table has 576. All of them are in memory at once."""
 _TABLES = {"title", "seeds", "base", "grid", "runs", "expected", "figure"}
 _KINDS = ("table", "lines", "curves", "bars", "steps", "pictures")
 _AXES = ("x", "line", "panel", "rows", "columns")
@@ -61,7 +64,11 @@ class Recipe:
 
     def runs(self, seeds: int | None = None, only: Mapping[str, Any] | None = None) -> list[Config]:
         """Every run, for this many seeds (the recipe's own otherwise), `only` those with these settings."""
-        numbers = range(self.seeds if seeds is None else seeds)
+        wanted = self.seeds if seeds is None else seeds
+        count = wanted * sum(math.prod(map(len, axes.values())) for axes in self.grid)
+        if count > MOST_RUNS:
+            raise InputError(f"recipe {self.name} has {count:,} runs, more than {MOST_RUNS:,}; write several recipes")
+        numbers = range(wanted)
         settings = [parse_config(nested(self.base | one), where=f"recipe {self.name}: ") for one in self._products()]
         runs = [config.model_copy(update={"seed": seed}) for config in settings for seed in numbers]
         chosen = [run for run in runs if only is None or matches(run, only)]

@@ -129,21 +129,21 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
         rows.append(
             [
                 layout.full(one.setting) + ("" if alone else f": {metric_name(metric)}"),
+                one.verdict,  # second: a phone shows no more columns without scrolling
                 written(one.score.mean, one.score.std, metric),
                 written(one.expected.value, one.expected.std, metric),
                 f"{factor * one.difference:+.2f}",
-                one.verdict,
                 "-" if error is None or metric in TIMES else f"{2 * factor * error:.2f}",
                 str(one.score.count),
             ]
         )
         if one.inside is False:
-            marks[number, 4] = "best"  # in bold, to be found among many
+            marks[number, 1] = "best"  # in bold, to be found among many
         if one.score.collapsed:
-            marks[number, 1] = "collapsed"
-        if one.expected.collapsed:
             marks[number, 2] = "collapsed"
-    columns = ("Setting", "Ours", "Paper", "Difference", "Verdict", "2 SE", "Seeds")
+        if one.expected.collapsed:
+            marks[number, 3] = "collapsed"
+    columns = ("Setting", "Verdict", "Ours", "Paper", "Difference", "2 SE", "Seeds")
     return Table(
         f"{alone or 'Numbers'}: ours beside the paper's",
         columns,

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elle.data.registry import load_dataset
 from elle.data.resident import to_tensors
 from elle.data.sources import spread_images
 from elle.engine.trained import load_run
-from elle.errors import InputError, WorkError, first_line, nearest
+from elle.errors import InputError, WorkError, check_folder, first_line, nearest
 from elle.export.card import model_card
 from elle.export.formats import FORMATS, Format, Header, quiet
 from elle.files import write_text
@@ -37,9 +36,7 @@ def export_run(
     _check_name(path, form)
     card = path.with_name(f"{path.name}.md")
     _check_place(path, card)
-    config = trained.config
-    test = load_dataset(config.data, root or config.root, image_size=config.image_size).test
-    x, _ = to_tensors(spread_images(test, IMAGES), "cpu")
+    x, _ = to_tensors(spread_images(trained.images(root).test, IMAGES), "cpu")
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.part{form.suffix}")  # some formats insist on their ending
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,6 +67,7 @@ def _check_place(path: Path, card: Path) -> None:
     """Only what was exported before is replaced: a run's own network, or a file of the user, is not."""
     if path.is_dir():
         raise InputError(f"--out {path} is a folder; name a file in it")
+    check_folder(path.parent)
     if path.exists() and not card.exists():
         raise InputError(f"{path} exists and was not written by `elle export`; choose another --out, or remove it")
 
