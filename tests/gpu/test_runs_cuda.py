@@ -8,8 +8,9 @@ import torch
 
 from elle.config import load_config
 from elle.engine import checkpoint
-from elle.engine.loop import Watcher, train
+from elle.engine.loop import train
 from elle.engine.runtime import GraphedStep
+from elle.engine.watcher import Watcher
 from elle.errors import WorkError
 from tests.gpu.test_cuda import DEVICE, images, losses, make_step
 
