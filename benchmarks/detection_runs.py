@@ -17,8 +17,9 @@ from elle.config import load_config
 from elle.core.precision import autocast
 from elle.data.resident import to_tensors
 from elle.engine import checkpoint
-from elle.engine.loop import Run, Watcher
+from elle.engine.loop import Run
 from elle.engine.probe import GraphedLook
+from elle.engine.watcher import Watcher
 from elle.evaluation.mode import evaluation_mode, is_wrong
 from elle.evaluation.names import parse_attacks
 from elle.files import append_line, read_lines, write_lines, write_text

@@ -26,7 +26,8 @@ from results import result_file
 
 from elle.config import Config, given, parse_config
 from elle.data.phases import Phase, Timetable
-from elle.engine.loop import Watcher, train
+from elle.engine.loop import train
+from elle.engine.watcher import Watcher
 from elle.experiments.recipe import load_recipe
 from elle.files import write_json
 

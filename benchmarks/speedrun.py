@@ -37,10 +37,11 @@ from results import result_file
 
 from elle.charts.lines import Chart, Series, draw
 from elle.config import Config, load_config
-from elle.engine.loop import Watcher, train
+from elle.engine.loop import train
 from elle.engine.parts import build_parts
 from elle.engine.ranks import ALONE
 from elle.engine.runtime import GraphedStep
+from elle.engine.watcher import Watcher
 from elle.errors import InputError, Interrupted, WorkError
 from elle.evaluation.names import parse_attacks
 from elle.experiments.recipe import load_recipe, run_id

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from elle.cli.tensorboard import with_tensorboard
-from elle.engine.loop import Watcher
 from elle.engine.monitor import Verdict
+from elle.engine.watcher import Watcher
 from elle.errors import InputError, WorkError
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elle.engine import checkpoint
-from elle.engine.loop import Watcher
+from elle.engine.watcher import Watcher
 from elle.evaluation.units import Files
 
 

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load, save_file
 
 from elle.engine import checkpoint
-from elle.engine.loop import Watcher, train
+from elle.engine.loop import train
+from elle.engine.watcher import Watcher
 from elle.errors import InputError, WorkError
 from elle.files import write_json
 

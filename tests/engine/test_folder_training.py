@@ -13,7 +13,8 @@ import torch
 
 from elle.config import load_config
 from elle.engine import checkpoint
-from elle.engine.loop import Watcher, train
+from elle.engine.loop import train
+from elle.engine.watcher import Watcher
 from elle.errors import WorkError
 
 from ..data.photographs import write_folder

@@ -10,11 +10,12 @@ from elle.config import load_config
 from elle.core.controller import Constant, OnOff
 from elle.engine import checkpoint
 from elle.engine.guard import MAX_ROLLBACKS, strengthened
-from elle.engine.loop import Run, Watcher, train
+from elle.engine.loop import Run, train
 from elle.engine.parts import method_of
 from elle.engine.probe import IMAGES, CollapseMonitor
 from elle.engine.records import means
 from elle.engine.tracking import Tracking
+from elle.engine.watcher import Watcher
 from elle.errors import InputError, WorkError
 from elle.experiments.rundir import open_run
 from elle.methods import METHODS

@@ -10,11 +10,12 @@ from torch import nn
 
 from elle.config import load_config
 from elle.engine import checkpoint
-from elle.engine.loop import Run, Watcher, train
+from elle.engine.loop import Run, train
 from elle.engine.records import means
 from elle.engine.run_files import run_directory
 from elle.engine.step import Step
 from elle.engine.tracking import Tracking
+from elle.engine.watcher import Watcher
 from elle.errors import InputError, WorkError
 from elle.experiments.rundir import open_run
 from elle.files import read_lines

@@ -1,7 +1,8 @@
 """The scale of half-precision gradients comes back after an overflow, and the records say that it fell."""
 
 from elle.engine import checkpoint
-from elle.engine.loop import Run, Watcher
+from elle.engine.loop import Run
+from elle.engine.watcher import Watcher
 
 
 def test_every_epoch_doubles_a_scale_that_fell(settings, tmp_path):

@@ -13,11 +13,12 @@ from elle.data.resident import Resident
 from elle.data.streaming import Streaming
 from elle.engine import checkpoint
 from elle.engine.guard import Guard
-from elle.engine.loop import Run, Watcher, train
+from elle.engine.loop import Run, train
 from elle.engine.probe import CollapseMonitor
 from elle.engine.ranks import ALONE, Ranks
 from elle.engine.step import Step
 from elle.engine.trained import load_network
+from elle.engine.watcher import Watcher
 from elle.errors import InputError, WorkError
 from elle.files import file_digest
 from elle.methods import METHODS

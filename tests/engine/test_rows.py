@@ -13,8 +13,9 @@ from elle.core.attacks import SignStep
 from elle.core.subspace import flattened
 from elle.data.resident import Resident
 from elle.engine import checkpoint
-from elle.engine.loop import Run, Watcher, train
+from elle.engine.loop import Run, train
 from elle.engine.step import RECORDED, Step
+from elle.engine.watcher import Watcher
 from elle.errors import WorkError
 from elle.methods import METHODS, Cost, configured
 from elle.models.registry import build_model

@@ -9,7 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from elle.core.linearity import Linearity
 from elle.engine.leaving_out import LeavingOut
-from elle.engine.loop import Watcher, train
+from elle.engine.loop import train
+from elle.engine.watcher import Watcher
 from elle.methods import METHODS, configured
 from tests.engine.steps import make_step, small_cnn
 

@@ -9,8 +9,9 @@ import torch
 import elle
 from elle.data.registry import load_dataset
 from elle.engine import checkpoint
-from elle.engine.loop import Run, Watcher, train
+from elle.engine.loop import Run, train
 from elle.engine.trained import kept_network, load, load_run
+from elle.engine.watcher import Watcher
 from elle.errors import InputError, WorkError
 
 

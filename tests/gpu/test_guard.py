@@ -8,8 +8,9 @@ import torch
 from elle.config import load_config
 from elle.core.precision import autocast
 from elle.engine import checkpoint
-from elle.engine.loop import Run, Watcher, train
+from elle.engine.loop import Run, train
 from elle.engine.probe import CollapseMonitor
+from elle.engine.watcher import Watcher
 from tests.gpu.waiting import without_waiting
 
 from ..networks import conv_net, images, trained

@@ -8,8 +8,9 @@ import torch
 
 from elle.config import load_config
 from elle.engine import checkpoint
-from elle.engine.loop import Watcher, train
+from elle.engine.loop import train
 from elle.engine.runtime import GraphedStep
+from elle.engine.watcher import Watcher
 from elle.errors import WorkError
 from tests.gpu.test_cuda import DEVICE, images, losses, make_step
 
@@ -28,7 +29,8 @@ def test_a_checkpoint_is_of_when_it_was_taken_whatever_steps_run_before_it_is_wr
     losses(step, run, 8)
     saved, _ = checkpoint.load_checkpoint(write())
     assert saved.keys() == then.keys()
-    assert [name for name in then if not torch.equal(saved[name], then[name])] == []
+    # Rows of steps that are still to come are NaN in both.
+    assert [name for name in then if not torch.equal(saved[name].nan_to_num(), then[name].nan_to_num())] == []
     assert int(step.done) == 16
 
 

@@ -1,1 +1,1 @@
-"""The mathematics: torch only, and no file here imports another."""
+"""The mathematics: torch only, and no file or folder here imports another."""

@@ -120,7 +120,7 @@ def _combination(
 def second_derivatives(
     v: Tensor, v_weight: Tensor, v_bias: Tensor, g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `batch_norm.second_derivatives`, for images [B, C, H, W]."""
+    """As `normalisation.second_derivatives`, for images [B, C, H, W]."""
     v, g, x = (values.contiguous(memory_format=torch.channels_last) for values in (v, g, x))
     channels = x.shape[1]
     count = x.numel() // channels
