@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from elle.cli.options import PRECISIONS, AsJson, Device, check_choice
 from elle.cli.printing import print_json, print_table
 from elle.errors import WorkError, check_folder
+
+if TYPE_CHECKING:
+    from elle.engine.bench import Setting
 
 _CHOICES = {
     "precision": PRECISIONS,
@@ -48,7 +52,7 @@ def bench(
         check_choice(name, value, _CHOICES[name])
     import torch
 
-    from elle.engine.bench import Setting, measure, with_ratios
+    from elle.engine.bench import Setting
     from elle.engine.runtime import hardware_name, pick_device, pick_precision, prepare_device
     from elle.methods import METHODS, find_method
     from elle.models.registry import MODELS
@@ -63,18 +67,31 @@ def bench(
     if out is not None:
         check_folder(out)  # before minutes of measuring, not after
     setting = Setting(where, kind, model, batch, memory, penalty, fused)  # type: ignore[arg-type]  # checked above
-    told = {
-        "device": hardware_name(where),
-        "torch": torch.__version__,
-        "precision": kind,
-        "model": model,
-        "batch": setting.images,
-        "memory": memory,
-        "penalty": penalty,
-        "fused": fused,
-    }
+    settings = {"precision": kind, "model": model, "batch": setting.images}
+    settings |= {"memory": memory, "penalty": penalty, "fused": fused}
+    head = {"device": hardware_name(where), "torch": torch.__version__, **settings}
     usual = Setting(where, pick_precision("auto", where))
-    rows, too_large, files = [], [], []
+    result: dict[str, Any] = {}
+    files: list[Path] = []
+    try:
+        for rows in _measured(names, setting, profile):
+            result = head | {"rows": rows}
+            if out is not None:
+                files = _write(out, result, {"batch": usual.images, "precision": usual.precision})
+    finally:  # an interruption, or a method that does not fit, costs no other row
+        if result:
+            print_json(result) if as_json else _print(result)
+        for file in files:
+            print(file, file=sys.stderr)
+
+
+def _measured(names: Sequence[str], setting: Setting, profile: bool) -> Iterator[list[dict[str, Any]]]:
+    """The rows so far, after each method that fits into the device's memory; the others are told at the end."""
+    import torch
+
+    from elle.engine.bench import measure, with_ratios
+
+    rows, too_large = [], []
     for name in names:
         print(f"measuring {name}", file=sys.stderr)
         try:
@@ -82,13 +99,7 @@ def bench(
         except torch.OutOfMemoryError:
             too_large.append(name)
             continue
-        result = told | {"rows": with_ratios(rows)}
-        if out is not None:  # after every method, so that an interruption loses one
-            files = _write(out, result, {"batch": usual.images, "precision": usual.precision})
-    if rows:
-        print_json(result) if as_json else _print(result)
-    for file in files:
-        print(file, file=sys.stderr)
+        yield with_ratios(rows)
     if too_large:
         raise WorkError(
             f"the device's memory is too small for {', '.join(too_large)} at batch {setting.images}; try a smaller "
