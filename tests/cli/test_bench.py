@@ -92,7 +92,7 @@ def test_without_json_it_prints_a_table(elle):
     [
         (("--methods", "fgms"), "method 'fgms' does not exist"),
         (("--model", "small-cn"), "--model small-cn does not exist, did you mean"),
-        (("--precision", "fp8"), "--precision fp8 does not exist, did you mean 'fp32'? Choose from auto"),
+        (("--precision", "fp8"), "--precision fp8 does not exist, did you mean 'fp32'?; choose from auto"),
         (("--memory", "high"), "--memory high does not exist; choose from auto, low"),
         (("--fused", "on"), "--fused on does not exist; choose from auto, off"),
         (("--penalty", "half"), "--penalty half does not exist; choose from trained"),

@@ -24,7 +24,5 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 def check_choice(option: str, value: str, allowed: Collection[str]) -> None:
     if value not in allowed:
-        meant = nearest(value, allowed)
-        raise InputError(
-            f"--{option} {value} does not exist{meant}{' Choose' if meant else '; choose'} from {', '.join(allowed)}"
-        )
+        words = ", ".join(allowed)
+        raise InputError(f"--{option} {value} does not exist{nearest(value, allowed)}; choose from {words}")
