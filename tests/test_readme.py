@@ -5,7 +5,7 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import pytest
@@ -197,7 +197,7 @@ def times(name: str) -> dict[str, dict[str, Any]]:
 
 def test_epochs_in_the_readme_are_those_of_the_table_of_steps():
     steps = {name: row["ms"] for name, row in times("preact-resnet18").items()}
-    seconds = {name: f"{ms * 382 / 1000:.1f} s" for name, ms in steps.items()}
+    seconds = {name: f"{ms * 382 / 1000:.2f} s" for name, ms in steps.items()}
     assert seconds["fgsm"] == seconds["n-fgsm"]
     text = words_of("README.md")
     assert f"take {seconds['fgsm']} with `fgsm` or `n-fgsm` and {seconds['elle-a']} with `elle-a` (" in text
@@ -211,11 +211,9 @@ def test_epochs_in_the_readme_are_those_of_the_table_of_steps():
 def test_parts_of_a_step_took_what_the_page_on_speed_says():
     text, parts = words_of("docs/speed.md"), of_h200("step-parts")
     (fgsm,), (elle,) = (parts["small_work"][-1][name] for name in ("fgsm", "elle"))
-    told = f"`fgsm` takes {fgsm:.2f} ms and {fgsm * 0.382:.2f} s, `elle` {elle:.2f} ms and {elle * 0.382:.2f} s"
+    told = f"on another one the same kernels took {fgsm:.2f} ms for FGSM and {elle:.2f} for ELLE"
     assert told in text
     fgsm, elle = ([row[name] for row in parts["kernels"]] for name in ("fgsm", "elle"))
-    epochs = f"{fgsm[0] * 0.382:.2f} and {elle[0] * 0.382:.2f} s"
-    assert f"on another one FGSM and ELLE took {fgsm[0]:.2f} and {elle[0]:.2f} ms, {epochs} per epoch" in text
     rows = ("all", "without the first convolution's", "without the update's", "without the sums at forks")
     for name, *ms in zip(rows, fgsm, elle, strict=True):
         assert f"| {name} | {ms[0]:.2f} | {ms[1]:.2f} |" in text
@@ -245,6 +243,25 @@ def test_other_steps_took_what_the_page_on_speed_says():
     before = times("preact-resnet18-fused-off")["cure"]["ms"]
     cure = f"{plain['cure']['ms']:.1f} ms with them on an H200, and took {before:.1f} before they existed"
     assert f"a CURE step takes {cure} (" in text
+
+
+def test_the_settings_tried_for_the_speedrun_did_what_the_page_on_speed_says():
+    text, measured = words_of("docs/speed.md"), of_h200("speedrun-settings")
+    for row in measured["settings"]["rows"]:
+        cells = " | ".join(f"{100 * row[name]:.2f}" for name in ("clean", "pgd-20", "margin"))
+        assert re.search(rf"\| [^|]*{re.escape(named_alone(row['setting']))}[^|]* \| {cells} \|", text)
+    runs = measured["timed"]["runs"]
+    seconds, loading, first = ([run[key] for run in runs] for key in ("seconds", "loading", "warm_up"))
+    assert f"took {fmean(seconds):.1f} s ({min(seconds):.1f} to {max(seconds):.1f}, five seeds)" in text
+    assert f"of which loading took {fmean(loading):.1f} and the first four steps {fmean(first):.1f}" in text
+    small, whole = (fmean(median(run["epoch_seconds"][part]) for run in runs) for part in (slice(1, 12), slice(13, 24)))
+    change = fmean(run["epoch_seconds"][12] for run in runs) - whole
+    assert f"takes {small:.2f} s instead of {whole:.2f}, and the change of size {change:.0f} s" in text
+
+
+def named_alone(setting: str) -> str:
+    """The words of a setting without the label smoothing, which the page's table tells by the row."""
+    return " ".join(word for word in setting.split() if len(setting.split()) == 1 or "smoothing" not in word)
 
 
 def test_low_memory_and_larger_batches_took_what_the_page_on_speed_says():
