@@ -128,6 +128,10 @@ def test_times_at_several_values_of_what_lies_across_are_not_averaged(folder):
     (bars,) = [one for one in report_figures(found, lay_out(found)) if isinstance(one, Bars)]
     assert [(bar.name, bar.value) for bar in bars.bars] == [("n-fgsm, 6", 10), ("n-fgsm, 60", 100)]
     assert bars.note == "On cpu. After each name: epochs."
+    (folder / "lengths.toml").write_text(text.replace('columns = "epochs"', 'columns = "weight"'))  # no run has one
+    found = gather([str(folder / "lengths.toml"), str(folder / "lengths")])
+    (bars,) = [one for one in report_figures(found, lay_out(found)) if isinstance(one, Bars)]
+    assert bars.note == "On cpu."
 
 
 def test_bars_say_over_what_their_means_are(collected):

@@ -151,7 +151,7 @@ def _runtime(settings: Sequence[Setting], layout: Layout, panel: str, time: str)
     note = f"On {' and '.join(devices)}" + (
         "; times of different machines do not compare." if len(devices) > 1 else "."
     )
-    if layout.across != "eps":
+    if layout.across != "eps" and any(one.value(layout.across) is not None for one in settings):
         note += f" After each name: {layout.across}."
     if any(bar.std is not None for bar in bars):
         several = layout.across == "eps" and len(layout.along(settings, "eps")) > 1
