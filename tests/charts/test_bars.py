@@ -30,7 +30,7 @@ def test_names_too_long_to_stand_beside_their_bars_stand_above_them_with_their_m
     ]
     drawn = draw_bars(Bars("Time", "seconds", [Bar(name, 1.0) for name in names]))
     texts = re.findall(r'<text class="ink" x="([0-9.]+)" y="([0-9.]+)" text-anchor="start"[^>]*>([^<]*)<', drawn)
-    shown = [(float(x), float(y), text) for x, y, text in texts if text != "1"]
+    shown = [(float(x), float(y), text) for x, y, text in texts if text != "1.00"]
     bars = [(float(x), float(y)) for x, y in re.findall(r'<rect .* x="([0-9.]+)" y="([0-9.]+)"', drawn)]
     beginning, end = shown[1][2].split("\u2026")
     assert names[1].startswith(beginning)
@@ -45,3 +45,9 @@ def test_the_ticks_of_bars_with_long_names_do_not_overlap():
     soft = re.findall(r'<text class="soft" x="([0-9.]+)" y="[0-9.]+" text-anchor="middle"', drawn)
     *places, _ = map(float, soft)  # and the axis's name
     assert min(b - a for a, b in pairwise(places)) > 3 * GLYPH
+
+
+def test_a_value_keeps_the_zeros_at_its_end_so_that_all_are_as_precise():
+    drawn = draw_bars(Bars("Time", "seconds", [Bar(str(value), value) for value in (1.396, 1.43, 12.0, 99.96, 303.6)]))
+    for told in ("1.40", "1.43", "12.0", "100", "304"):
+        assert f">{told}<" in drawn

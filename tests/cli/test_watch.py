@@ -23,7 +23,7 @@ def test_runs_are_watched_side_by_side(elle, tmp_path):
     assert outcome.code == 0, outcome.err
     for part in (
         "finished, collapsed at step 40",
-        "a: collapse at step 45: it fell",
+        "a: collapse since step 40, reported at step 45: it fell",
         "training, rolled back 1 x",
         "finished",
     ):

@@ -47,6 +47,8 @@ def test_two_results_name_the_points_they_disagree_on():
 def test_a_clear_difference_is_stated():
     one = compared(record([1] * 30), record([0] * 12 + [1] * 18))["attacks"]["fgsm"]
     assert one["statement"].startswith("A is more robust: 0 points broken in A alone, 12 in B alone")
+    one = compared(record([0] + [1] * 29), record([1] + [0] * 12 + [1] * 17))["attacks"]["fgsm"]
+    assert one["statement"].startswith("A is more robust: 1 point broken in A alone, 12 in B alone")
     same = compared(record([1] * 30), record([1] * 30))["attacks"]["fgsm"]
     assert same["statement"] == "the same points are broken"
 

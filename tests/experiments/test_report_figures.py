@@ -88,8 +88,9 @@ def test_what_was_looked_at_once_is_no_curve(tmp_path):
         run_directory(tmp_path / str(epochs) / "run", "method=fgsm", epochs=epochs)
         write_result(tmp_path / str(epochs) / "run", 40.0)
         found = gather([str(tmp_path / str(epochs))])
-        titles = [figure.title for figure in report_figures(found, lay_out(found))]
-        assert [title for title in titles if "while training" in title] == drawn
+        shown = [figure for figure in report_figures(found, lay_out(found)) if "while training" in figure.title]
+        assert [figure.title for figure in shown] == drawn
+        assert [figure.note for figure in shown] == ["Under PGD-10 on the test images."] * len(drawn)
 
 
 def test_a_method_without_the_setting_across_is_a_level(folder):
@@ -126,6 +127,16 @@ def test_times_at_several_values_of_what_lies_across_are_not_averaged(folder):
     found = gather([str(folder / "lengths.toml"), str(folder / "lengths")])
     (bars,) = [one for one in report_figures(found, lay_out(found)) if isinstance(one, Bars)]
     assert [(bar.name, bar.value) for bar in bars.bars] == [("n-fgsm, 6", 10), ("n-fgsm, 60", 100)]
+    assert bars.note == "On cpu. After each name: epochs."
+    (folder / "lengths.toml").write_text(text.replace('columns = "epochs"', 'columns = "weight"'))  # no run has one
+    found = gather([str(folder / "lengths.toml"), str(folder / "lengths")])
+    (bars,) = [one for one in report_figures(found, lay_out(found)) if isinstance(one, Bars)]
+    assert bars.note == "On cpu."
+
+
+def test_bars_say_over_what_their_means_are(collected):
+    (bars,) = [one for one in report_figures(collected, lay_out(collected)) if isinstance(one, Bars)]
+    assert bars.note.endswith(" Means over seeds and eps; whiskers: one std.")
 
 
 def test_misalignment_is_drawn_over_powers_of_ten_as_in_figure_2(folder):

@@ -39,8 +39,8 @@ def rule(kind: str, path: str, extra: str = "") -> str:
 
 
 def short(value: float) -> str:
-    """A number of three digits or so."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    """A number of three digits or more, zeros at its end too: 1.40 beside 1.43."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:#.3g}"
 
 
 def picture(title: str, described: str, height: float, body: Iterable[str]) -> str:

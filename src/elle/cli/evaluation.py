@@ -141,7 +141,7 @@ def compare(
         first, second = one["accuracy"]
         counts = [str(len(one[key])) for key in ("only_a_breaks", "only_b_breaks")]
         rows.append([name, f"{first:.2%}", f"{second:.2%}", f"{one['difference']:+.2%}", *counts, one["statement"]])
-    print_table(["attack", "A", "B", "B - A", "only A breaks", "only B breaks", ""], rows)
+    print_table(["attack", "A", "B", "B - A", "broken in A alone", "in B alone", ""], rows)
     for key, (one, other) in result["differing"].items():
         words = [format_radius(value) if key == "eps" else value for value in (one, other)]
         print(f"note: {key} is {words[0]} in A and {words[1]} in B")

@@ -145,7 +145,8 @@ def _said(run: RunDirectory) -> list[str]:
     lines = []
     for event in run.events:
         if "evidence" in event:
-            lines.append(f"{event['event'].replace('_', ' ')} at step {event['step']}: {event['evidence']}")
+            since = f"since step {event['since']}, reported " if "since" in event else ""
+            lines.append(f"{event['event'].replace('_', ' ')} {since}at step {event['step']}: {event['evidence']}")
         elif event["event"] == "rollback":
             now = f": now {method_after(event)}" if goes_on(event) else ""
             lines.append(f"rolled back from step {event['undone_from']} to {event['step']}{now}")

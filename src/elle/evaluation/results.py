@@ -175,4 +175,5 @@ def _statement(only_a: int, only_b: int, p: float, claim: str) -> str:
     if p >= 0.05:
         return f"no difference shown: {only_a} against {only_b} points would come by chance (p = {p:.2g})"
     better = "B" if only_a > only_b else "A"
-    return f"{better} {claim}: {only_a} points broken in A alone, {only_b} in B alone (p = {p:.2g})"
+    points = "1 point" if only_a == 1 else f"{only_a} points"
+    return f"{better} {claim}: {points} broken in A alone, {only_b} in B alone (p = {p:.2g})"

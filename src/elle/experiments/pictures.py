@@ -11,7 +11,7 @@ from elle.charts.heatmap import Heatmap
 from elle.charts.lines import Chart, Series
 from elle.config import format_radius
 from elle.experiments.page import Part, Table, write_page
-from elle.experiments.rundir import RunDirectory, goes_on, method_after, tracked_images, unique_names
+from elle.experiments.rundir import RunDirectory, goes_on, method_after, multi_step_attack, unique_names
 
 Surfaces = Mapping[str, dict[str, Any]]
 """By the run's name: the loss around images before and after its collapse"""
@@ -56,8 +56,7 @@ def course(runs: Sequence[RunDirectory], names: Sequence[str]) -> list[Chart]:
 def _multi_step_note(runs: Sequence[RunDirectory]) -> str:
     """Whether the values are the monitor's or tracked ones, whose attacks and images differ."""
     tracked = [run for run in runs if not run.probes and run.multi_step()]
-    attacks = sorted({(run.multi_step() or "").upper() for run in tracked})
-    words = f"under {' or '.join(attacks)} on {tracked_images(tracked)}" if tracked else ""
+    words = multi_step_attack(tracked) if tracked else ""
     if not any(run.probes for run in runs):
         return f"{words[:1].upper()}{words[1:]}."
     return "On the monitor's probe" + (f"; where there was no monitor, {words}." if words else ".")

@@ -14,7 +14,7 @@ from elle.experiments.figure import Figure
 from elle.experiments.layout import Layout
 from elle.experiments.pictures import weight_evolution
 from elle.experiments.report_tables import metric_name, unit
-from elle.experiments.rundir import tracked_images
+from elle.experiments.rundir import multi_step_attack, tracked_images
 from elle.experiments.step_times import step_figures
 
 CURVES = 3
@@ -102,7 +102,8 @@ def _curves(
             of_steps = column == "accuracy" or column in OF_TRAINING
             log = column is not None and column.startswith(_LOGARITHMIC)
             runs = [run for setting in groups[across] for run in setting.runs]
-            note = "Of the training steps." if of_steps else f"On {tracked_images(runs)}."
+            looked = multi_step_attack(runs) if column is None else f"on {tracked_images(runs)}"
+            note = "Of the training steps." if of_steps else f"{looked[:1].upper()}{looked[1:]}."
             note += " Bands: one std over seeds." if any(one.spread for one in series) and not log else ""
             charts.append(Chart(title, "epoch", label, series, percent=accuracy, log=log, note=note))
     return charts
@@ -150,6 +151,11 @@ def _runtime(settings: Sequence[Setting], layout: Layout, panel: str, time: str)
     note = f"On {' and '.join(devices)}" + (
         "; times of different machines do not compare." if len(devices) > 1 else "."
     )
+    if layout.across != "eps" and any(one.value(layout.across) is not None for one in settings):
+        note += f" After each name: {layout.across}."
+    if any(bar.std is not None for bar in bars):
+        several = layout.across == "eps" and len(layout.along(settings, "eps")) > 1
+        note += f" Means over {'seeds and eps' if several else 'seeds'}; whiskers: one std."
     return (
         [Bars(_titled(metric_name(time), panel), {"s": "seconds", "ms": "milliseconds"}[name], bars, note)]
         if bars

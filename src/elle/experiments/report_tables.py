@@ -149,8 +149,8 @@ def comparison_table(comparisons: Sequence[Comparison], layout: Layout) -> Table
         columns,
         rows,
         marks=marks,
-        note="SE: joint standard error of the difference, from the std over seeds on both sides; the paper's, which "
-        "divides by the number of its runs, is taken by one less, as ours is. "
+        note="SE: joint standard error of the difference, from the std over seeds on both sides. The paper's std "
+        "divides by n runs; for the SE it is multiplied by sqrt(n / (n - 1)), to divide by n - 1 as ours does. "
         "Where one side has no std, the other's stands for it, unless that is 0. \u2020 red: collapsed."
         + (" Times are not judged: the paper's are of another machine." if timed else ""),
     )

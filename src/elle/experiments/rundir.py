@@ -178,6 +178,13 @@ def tracked_images(runs: Iterable[RunDirectory]) -> str:
     return "the held-out training images" if True in kinds else "the test images"
 
 
+def multi_step_attack(runs: Iterable[RunDirectory]) -> str:
+    """Under which multi-step attack, and on which images, these runs were tracked."""
+    tracked = [run for run in runs if run.multi_step()]
+    attacks = sorted({(run.multi_step() or "").upper() for run in tracked})
+    return f"under {' or '.join(attacks)} on {tracked_images(tracked)}"
+
+
 def open_runs(paths: Sequence[Path]) -> list[RunDirectory]:
     """The runs in these folders, one that is named twice once."""
     return [open_run(path) for path in {path.resolve(): path for path in paths}.values()]
