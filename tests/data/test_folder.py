@@ -70,6 +70,28 @@ def test_a_labelled_test_folder_is_taken_before_val(tmp_path):
     assert {path.parent.parent.name for path in index.test.paths} == {"test"}
 
 
+@pytest.mark.parametrize(
+    ("splits", "unread"),
+    [
+        (("train", "val"), None),
+        (("train", "valid"), "left out: 'valid', as test images are read from test/, or else from val/"),
+        (("train", "test", "valid"), "left out: 'valid', as"),
+        (("train", "test", "val"), "left out: 'val', as"),
+        (("train", "Test", "Validation"), "left out: 'Test', 'Validation', as"),
+    ],
+)
+def test_a_split_that_is_not_read_is_named(tmp_path, splits, unread):
+    (write_imagenet(tmp_path, splits) / "validation").mkdir()  # without classes
+    told = index_folder(tmp_path).skipped()
+    assert told == unread or told.startswith(unread)
+
+
+@pytest.mark.parametrize("splits", [("Training", "Testing"), ("Train", "valid"), ("TRAIN",)])
+def test_splits_of_other_names_are_not_taken_for_classes(tmp_path, splits):
+    root = write_imagenet(tmp_path, splits)
+    assert_refused(lambda: index_folder(root), repr(splits[0]), "look like splits, not classes", "train/CLASS")
+
+
 def test_without_a_second_split_there_is_no_test(tmp_path):
     assert index_folder(write_imagenet(tmp_path, ("train",))).test is None
 

@@ -135,6 +135,15 @@ def test_a_folder_with_other_classes_is_refused(elle, photos, command):
     assert "was trained on other classes: 'dog' is missing and 'wolf' is new" in outcome.err
 
 
+def test_a_folder_that_has_changed_is_refused_however_it_is_written(elle, photos, monkeypatch):
+    shutil.copy(photos / "cat" / "000.jpg", photos / "cat" / "new.jpg")
+    monkeypatch.chdir(photos.parent)
+    for root in (f"{photos}/", f"./{photos.name}"):
+        outcome = elle("evaluate", photos.parent / "run", "--root", root, "--attack", "clean")
+        assert outcome.code == 2
+        assert "the folder held 20 images" in outcome.err
+
+
 def test_another_folder_of_the_same_classes_is_evaluated_when_it_is_named(elle, photos, tmp_path):
     root = write_folder(tmp_path / "others", train=2, test=3)
     outcome = elle("evaluate", photos.parent / "run", "--root", root, "--attack", "clean", "--json")

@@ -152,6 +152,10 @@ PROBED = {
         [*[reading(0, 0.1, single=0.1, error=0.0, clean=0.1)] * 6, *RISING[1:]],
         [("constant", 60, 10), ("recovery", 70, 70)],
     ),
+    "a constant network whose error is rounding": (
+        [reading(0, 0.1, single=0.1, error=error, clean=0.1) for error in [*[5e-10] * 6, 1.1e-9, 5e-10, 3e-9]],
+        [("constant", 60, 10)],
+    ),
     "a look that is not finite": ([*RISING, *[reading(0, 0.0, error=None)] * 3], [("divergence", 70, 70)]),
     "a look that is not finite, and finite ones": (
         [*RISING, RISING[-1] | {"error": None}, *RISING[-2:], *[fallen()] * 4],

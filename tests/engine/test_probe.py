@@ -1,9 +1,11 @@
 """The monitor in a user's own loop: it changes nothing, sees a real collapse, and works beside the plug-in."""
 
+import io
 import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -140,6 +142,14 @@ def test_a_loss_given_as_a_tensor_is_kept_as_a_number(monitor):
     monitor.check(network, 1, loss=network(monitor.x).mean(), accuracy=torch.tensor(0.5), rate=torch.tensor(0.1))
     reading = monitor.readings[-1]
     assert all(type(reading[name]) is float for name in ("loss", "loss_ratio", "accuracy", "rate"))
+
+
+def test_the_state_after_numbers_of_numpy_is_plain_data(monitor):
+    monitor.check(conv_net(), np.int64(1), loss=np.float32(0.5), accuracy=np.mean([0.5, 0.25]), rate=np.float64(0.1))
+    file = io.BytesIO()
+    torch.save(monitor.state_dict(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == json.loads(json.dumps(monitor.state_dict()))
 
 
 def test_images_and_labels_that_the_caller_writes_over_are_looked_at_as_they_were():

@@ -22,6 +22,8 @@ _OTHERS = (".gif", ".tif", ".tiff", ".bmp", ".heic", ".heif", ".avif", ".jfif", 
 REPAIR = "replace or remove it"
 MAX_PIXELS = 2**26
 """Of one image: above ImageNet's largest, below the size at which Pillow suspects a decompression bomb."""
+_SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
+"""What the folders of splits are called, here and elsewhere, in any case."""
 _LAYOUT = "the layout is CLASS/*.jpg, or train/CLASS/*.jpg and val/CLASS/*.jpg (or test/; .jpeg, .png, .webp)"
 
 
@@ -48,14 +50,20 @@ class FolderIndex:
     train: FolderSplit
     test: FolderSplit | None
     classes: tuple[str, ...]
+    unread: tuple[str, ...] = ()
+    """Folders of classes beside train/ that are no test split here, whatever they are elsewhere."""
 
     def skipped(self) -> str | None:
-        """A line that counts the images of other formats, which are not read; None where there are none."""
-        found = self.train.skipped + (self.test.skipped if self.test else Counter())
-        if not found:
-            return None
-        counts = ", ".join(f"{count} {ending}" for ending, count in sorted(found.items()))
-        return f"left out, as only JPEG, PNG and WebP files are read: {counts}; convert them to have them used"
+        """What is not read, in a line each: other folders of the classes, images of other formats; None: nothing."""
+        lines = []
+        if self.unread:
+            lines.append(f"left out: {_listed(self.unread)}, as test images are read from test/, or else from val/")
+        if found := self.train.skipped + (self.test.skipped if self.test else Counter()):
+            counts = ", ".join(f"{count} {ending}" for ending, count in sorted(found.items()))
+            lines.append(
+                f"left out, as only JPEG, PNG and WebP files are read: {counts}; convert them to have them used"
+            )
+        return "\n".join(lines) or None
 
 
 def index_folder(root: Path) -> FolderIndex:
@@ -67,18 +75,24 @@ def index_folder(root: Path) -> FolderIndex:
     train, below = root / "train", set(_class_folders(root))
     if below and not below & {"train", "val", "test"}:
         train = root  # classes and nothing else: nobody has split them
+        if {name.casefold() for name in below} <= _SPLITS:
+            raise InputError(f"{root}: {_listed(sorted(below))} look like splits, not classes; {_LAYOUT}")
     folders = _class_folders(train)
     if not folders:
         place = train if train.is_dir() or below else root
         raise InputError(f"{place}: {'no class folders in it' if place.is_dir() else 'no such folder'}; {_LAYOUT}")
     training, test = _by_class(train, folders), None
-    if set(_class_folders(root / "test")) & set(folders):
+    beside = [] if train == root else sorted(name for name in below - {"train"} if name.casefold() in _SPLITS)
+    classed = [name for name in beside if set(_class_folders(root / name)) & set(folders)]
+    used = "test" if "test" in classed else "val"
+    if used == "test":
         test = _by_class(root / "test", folders)
     elif (root / "val" / "val_annotations.txt").is_file():
         test = _by_annotations(root / "val", folders)
     elif (root / "val").is_dir():
         test = _by_class(root / "val", folders)
-    return FolderIndex(training, test, _class_names(root, folders))
+    unread = tuple(name for name in classed if name != used)
+    return FolderIndex(training, test, _class_names(root, folders), unread)
 
 
 def _class_folders(split: Path) -> list[str]:

@@ -62,7 +62,7 @@ class ImageSet:
     test: Split
     classes: tuple[str, ...]
     skipped: str | None = None
-    """What to tell of files that were left out."""
+    """What to tell of folders and files that were left out, in a line each."""
     held_out: bool = False
     """Whether the test images were drawn from the others, which had no test split."""
 

@@ -47,7 +47,7 @@ _LEARNT_ALONE = 0.75
 # that one 8e-3 and more, after 2e-3 at first. Only a straight one is a state to go back to before it is robust.
 _STRAIGHT, _CURVED = 5e-4, 2e-3
 # Healthy networks have errors of 1e-6 and more; a constant one has 0 up to rounding.
-_NO_ERROR = 1e-9
+_LEAST_ERROR, _NO_ERROR = 1e-6, 1e-9
 # Robust overfitting: this share of the best accuracy lost while training accuracy rises by that much.
 _LOST, _LEARNT = 0.15, 0.05
 
@@ -137,7 +137,8 @@ class Monitor:
             return self._diverged()
         low = self._low()
         if self.condition == "constant":
-            return None if _is_constant(self.readings[-1]) else self._recovered(1)
+            # Not at the first error above the line: rounding takes a network that stays constant to either side of it.
+            return None if _is_constant(self.readings[-1], _LEAST_ERROR) else self._recovered(1)
         fall = self._fall(low) if self.attacked else []
         if fall and fall[-1] is self.readings[-1] and len(fall) >= self._epoch:
             verdict = self._learnt_the_attack(fall) if self._fooled()[-1] else self._collapsed(fall, low)
@@ -245,6 +246,10 @@ class Monitor:
         words = f"accuracy under the multi-step attack is back at {reading['multi']:.1%}"
         if self.condition == "divergence":
             words = f"E_lin is finite again, at {reading['error']:.1e}"
+        if self.condition == "constant":
+            words = (
+                f"E_lin is {reading['error']:.1e} and accuracy {reading['clean']:.1%}: the answers vary with the image"
+            )
         return Verdict("recovery", reading["step"], self.readings[-count]["step"], words, "medium")
 
     def _constant(self) -> Verdict | None:
@@ -318,5 +323,5 @@ def _is_diverged(reading: Reading) -> bool:
     return reading["error"] is None
 
 
-def _is_constant(reading: Reading) -> bool:
-    return bool(reading["clean"] < ABOVE_CHANCE * reading["chance"] and (reading["error"] or 0.0) < _NO_ERROR)
+def _is_constant(reading: Reading, below: float = _NO_ERROR) -> bool:
+    return bool(reading["clean"] < ABOVE_CHANCE * reading["chance"] and (reading["error"] or 0.0) < below)

@@ -7,6 +7,7 @@ import math
 import numbers
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -100,11 +101,12 @@ class CollapseMonitor(Monitor):
         `loss` and `accuracy` (at the training attack's points, since the last check) and the learning `rate` are
         optional: with them robust overfitting is told too, and a collapse under a noisy training attack more surely.
         """
-        # A tensor becomes a number: it would keep its graph, and the step's activations, as long as the monitor lives.
+        # Plain numbers: a tensor would keep its graph, and the step's activations, as long as the monitor lives, and
+        # torch.load(weights_only=True) refuses NumPy's in a saved state.
         loss, accuracy, rate = (
-            value.item() if isinstance(value, Tensor) else value for value in (loss, accuracy, rate)
+            value.item() if isinstance(value, Tensor | np.generic) else value for value in (loss, accuracy, rate)
         )
-        step = int(step) if isinstance(step, Tensor) else step
+        step = step.item() if isinstance(step, Tensor | np.generic) else step
         if not isinstance(step, numbers.Real):
             raise ValueError(f"step is {step!r}; give the number of steps trained so far")
         if accuracy is not None and not 0 <= accuracy <= 1:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from elle.config import Config, run_config
-from elle.data.registry import check_root, find_dataset, load_dataset
+from elle.data.registry import check_root, data_folder, find_dataset, load_dataset
 from elle.data.resident import to_tensors
 from elle.data.sources import ImageSet, some_images
 from elle.engine.checkpoint import read_tensors
@@ -39,7 +39,9 @@ class Trained:
         check_root(config.data, root)
         images = load_dataset(config.data, root or config.root, image_size=config.image_size)
         if find_dataset(config.data).files:  # elsewhere a label is a number, whatever its name
-            check_test_images(self.weights, self.header, images, moved=root not in (None, config.root))
+            # Resolved: the run's own folder may be written otherwise, such as with the slash that a shell completes.
+            moved = data_folder(root or config.root).resolve() != data_folder(config.root).resolve()
+            check_test_images(self.weights, self.header, images, moved=moved)
         elif len(images.classes) != len(self.classes):
             raise InputError(
                 f"{self.weights} was trained on {len(self.classes)} classes, and {config.data} has "

@@ -56,7 +56,7 @@ def check_logits(answer: object) -> Tensor:
     if not isinstance(answer, Tensor):
         raise ValueError(
             f"the network returned a {type(answer).__name__}, not logits [B, K]; wrap it in a module that returns "
-            f"these alone, or pass a function that does: lambda x: model(x).logits"
+            f"these alone (to an attack and to elle.ELLE, a function will do: lambda x: model(x).logits)"
         )
     return answer
 
