@@ -135,8 +135,7 @@ class Collected:
 
     def asked(self, key: str) -> list[str]:
         """The words under a key of the recipe's figure; none without a recipe."""
-        words = self.recipe.figure.get(key, []) if self.recipe else []
-        return [str(word) for word in (words if isinstance(words, list) else [words])]
+        return self.recipe.asked(key) if self.recipe else []
 
 
 _PLACES = {"autoattack": 0, "pgd": 1, "fgsm": 3, "clean": 4}

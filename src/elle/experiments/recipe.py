@@ -83,6 +83,10 @@ class Recipe:
             raise InputError(f"no run of recipe {self.name} has {words}; its runs differ in {', '.join(sorted(axes))}")
         return chosen
 
+    def asked(self, key: str) -> list[str]:
+        """The words under a key of the figure."""
+        return [str(word) for word in _words(self.figure, key)]
+
     def _products(self) -> Iterator[dict[str, Any]]:
         for axes in self.grid:
             for values in itertools.product(*axes.values()):
