@@ -99,12 +99,16 @@ class Collected:
     def configs(self) -> list[Config]:
         return [setting.config for setting in self.settings]
 
+    @cached_property
+    def numbers(self) -> list[str]:
+        """The names of all numbers that some run has."""
+        return list(dict.fromkeys(name for setting in self.settings for one in setting.measured for name in one))
+
     @property
     def metrics(self) -> list[str]:
         """The numbers to tabulate: those the recipe asks for, otherwise the attacks, the strongest first."""
-        found = {name for setting in self.settings for one in setting.measured for name in one}
-        chosen = [name for name in self.asked("metric") if name in found]
-        tested = {name for name in found if name not in TIMES and not name.startswith(VALIDATION)}
+        chosen = [name for name in self.asked("metric") if name in self.numbers]
+        tested = [name for name in self.numbers if name not in TIMES and not name.startswith(VALIDATION)]
         return chosen or sorted(tested, key=_strength)
 
     @property
@@ -113,8 +117,7 @@ class Collected:
         of_records = self.asked("kind") in (["curves"], ["steps"], ["pictures"])
         asked = [] if of_records else self.asked("metric")
         asked = [*asked, *(one.metric for one in self.recipe.expected)] if self.recipe else asked
-        found = {name for setting in self.settings for one in setting.measured for name in one}
-        return [name for name in dict.fromkeys(asked) if name not in found]
+        return [name for name in dict.fromkeys(asked) if name not in self.numbers]
 
     @property
     def fewer_images(self) -> dict[str, int]:

@@ -165,8 +165,7 @@ def _plain(value: Any) -> str:
 
 def _runs_csv(collected: Collected) -> str:
     """A line a run, with every number it measured."""
-    names = list(dict.fromkeys(name for setting in collected.settings for one in setting.measured for name in one))
-    keys = _keys(collected)
+    names, keys = collected.numbers, _keys(collected)
     rows = [
         [run.name, *(setting.label(key) for key in keys), run.config.seed, str(run.collapse_step() is not None).lower()]
         + [_plain(numbers.get(name)) for name in names]
