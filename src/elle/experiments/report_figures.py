@@ -146,12 +146,9 @@ def _runtime(settings: Sequence[Setting], layout: Layout, panel: str, time: str)
         if taken:
             std = statistics.stdev(taken) if len(taken) > 1 else None
             bars.append(Bar(label, statistics.fmean(taken), std))
+    if not bars:
+        return []
     devices = sorted({str((run.result or {}).get("device")) for one in settings for run in one.runs})
-    note = f"On {' and '.join(devices)}" + (
-        "; times of different machines do not compare." if len(devices) > 1 else "."
-    )
-    return (
-        [Bars(_titled(metric_name(time), panel), {"s": "seconds", "ms": "milliseconds"}[name], bars, note)]
-        if bars
-        else []
-    )
+    warning = "; times of different machines do not compare" if len(devices) > 1 else ""
+    note = f"On {' and '.join(devices)}{warning}."
+    return [Bars(_titled(metric_name(time), panel), {"s": "seconds", "ms": "milliseconds"}[name], bars, note)]
