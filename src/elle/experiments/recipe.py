@@ -171,7 +171,7 @@ def load_recipe(path_or_name: str | Path) -> Recipe:
     file = known.get(str(path_or_name), Path(path_or_name))
     if file.suffix != ".toml" and not file.exists():
         raise InputError(
-            f"no recipe {str(path_or_name)!r}{nearest(str(path_or_name), known) if known else ''}; "
+            f"no recipe {str(path_or_name)!r}{nearest(str(path_or_name), known)}; "
             f"`elle recipes` lists them, and a path ends in .toml"
         )
     values = read_toml(file)
@@ -253,7 +253,7 @@ def _check_drawn(figure: dict[str, Any], runs: Sequence[Config]) -> None:
     known = {f"method.{part}.{name}" for whole in runs for part, own in whole.options.items() for name in own}
     for name in [name for axis in _AXES for name in _words(figure, axis)]:
         if name.startswith("method.") and name not in known:
-            raise InputError(f"[figure]: no run sets {name}{nearest(name, known) if known else ''}")
+            raise InputError(f"[figure]: no run sets {name}{nearest(name, known)}")
     across = figure.get("columns", figure.get("x", "eps"))
     for value in _words(figure, "at") if across != "metric" else []:
         if not any(_has(whole, {across: worded(across, str(value))}) for whole in runs):
