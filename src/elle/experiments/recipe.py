@@ -68,9 +68,8 @@ class Recipe:
         count = wanted * sum(math.prod(map(len, axes.values())) for axes in self.grid)
         if count > MOST_RUNS:
             raise InputError(f"recipe {self.name} has {count:,} runs, more than {MOST_RUNS:,}; write several recipes")
-        numbers = range(wanted)
         settings = [parse_config(nested(self.base | one), where=f"recipe {self.name}: ") for one in self._products()]
-        runs = [config.model_copy(update={"seed": seed}) for config in settings for seed in numbers]
+        runs = [config.model_copy(update={"seed": seed}) for config in settings for seed in range(wanted)]
         chosen = [run for run in runs if only is None or matches(run, only)]
         if not chosen:
             words = " ".join(f"{key}={value}" for key, value in (only or {}).items())
@@ -79,7 +78,7 @@ class Recipe:
             if only and only.keys() == {"eps"}:
                 levels = {"eps": _radius(only["eps"]) / 255}
                 words += f", did you mean eps={only['eps']}/255?" * any(matches(run, levels) for run in runs)
-            axes = {key for axes in self.grid for key in axes} | ({"seed"} if len(numbers) > 1 else set())
+            axes = {key for axes in self.grid for key in axes} | ({"seed"} if wanted > 1 else set())
             raise InputError(f"no run of recipe {self.name} has {words}; its runs differ in {', '.join(sorted(axes))}")
         return chosen
 
