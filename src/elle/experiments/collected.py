@@ -212,7 +212,7 @@ def _is_accuracy(entry: Any) -> bool:
     return all(isinstance(value, (int, float)) and math.isfinite(value) for value in values)
 
 
-def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
+def find_runs(sources: Sequence[str]) -> Collected:
     """The runs that the words of the command line name: a recipe and folders of its runs, or runs and folders."""
     recipe, folders = None, [Path(source) for source in sources]
     if not folders[0].is_dir():
@@ -221,7 +221,7 @@ def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
                 f"there is no folder {folders[0]}; give runs, a folder of runs, or a row of `elle recipes`"
             )
         recipe = load_recipe(sources[0])
-        folders = folders[1:] or [where / recipe.name]
+        folders = folders[1:] or [Path("runs") / recipe.name]
     runs = open_runs([path for folder in folders for path in _run_paths(folder)])
     if recipe is not None and not _places(runs, recipe):
         raise InputError(
@@ -240,9 +240,9 @@ def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
     return Collected(folders[0], recipe, distinct, failures, len(runs) - len(distinct), found - len(runs))
 
 
-def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
+def gather(sources: Sequence[str]) -> Collected:
     """As `find_runs`; InputError where no run has finished, or none has an accuracy."""
-    found = find_runs(sources, where)
+    found = find_runs(sources)
     if not found.settings:
         raise InputError(
             f"no run in {found.folder} has finished (of {len(found.runs)}); continue with the same `elle sweep`, or "
