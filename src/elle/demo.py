@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 
 from elle.charts.lines import Chart, Series
-from elle.config import format_radius, load_config
+from elle.config import Config, format_radius, given, load_config
 from elle.data.cores import usable_cores
 from elle.errors import InputError, WorkError
 from elle.experiments.page import Table as PageTable
@@ -87,7 +87,8 @@ def _run(out: Path, seed: int, quiet: bool, words: Sequence[str]) -> dict[str, d
             pass
         shutil.rmtree(out / method, ignore_errors=True)
     settings = [*SETTINGS, f"seed={seed}", *words]
-    epochs = load_config(settings).resolved().epochs or 0
+    config = load_config(settings).resolved()
+    epochs = given(config.epochs)
     runs = [_start(method, out / method, settings) for method in NAMES]
     # A log file wants whole lines: no wrapping where no terminal sets a width.
     width = None if sys.stdout.isatty() else 160
@@ -102,7 +103,7 @@ def _run(out: Path, seed: int, quiet: bool, words: Sequence[str]) -> dict[str, d
             console.print()  # a log's table does not end its last line, which what comes next would continue
     summaries = {run.method: run.summary() for run in runs}
     verdict = describe(summaries)
-    _write_report(out / "report.html", runs, summaries, verdict, settings)
+    _write_report(out / "report.html", runs, summaries, verdict, config)
     console.print(
         f"\n{verdict}\n\nThe curves are in {out / 'report.html'}; the runs beside it are ordinary run directories."
     )
@@ -214,9 +215,8 @@ def describe(summaries: dict[str, dict[str, Any]]) -> str:
 
 
 def _write_report(
-    path: Path, runs: list[DemoRun], summaries: dict[str, dict[str, Any]], verdict: str, settings: Sequence[str]
+    path: Path, runs: list[DemoRun], summaries: dict[str, dict[str, Any]], verdict: str, config: Config
 ) -> None:
-    config = load_config(settings).resolved()
     marks = [
         (float(one["collapse_epoch"]), f"{NAMES[method]} collapses")
         for method, one in summaries.items()
@@ -244,7 +244,7 @@ def _write_report(
     ]  # fmt: skip
     footer = (
         f"elle demo, seed {config.seed}: {config.model} on 4,000 images of MNIST, "
-        f"eps {format_radius(config.eps or 0)}, {config.length()}. "
+        f"eps {format_radius(given(config.eps))}, {config.length()}. "
         f"Every number on this page was measured in this run."
     )
     write_page(
