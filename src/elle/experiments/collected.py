@@ -214,29 +214,30 @@ def _is_accuracy(entry: Any) -> bool:
 
 def find_runs(sources: Sequence[str]) -> Collected:
     """The runs that the words of the command line name: a recipe and folders of its runs, or runs and folders."""
-    recipe, folders = None, [Path(source) for source in sources]
+    named, folders = None, [Path(source) for source in sources]
     if not folders[0].is_dir():
         if len(folders[0].parts) > 1 and folders[0].suffix != ".toml":
             raise InputError(
                 f"there is no folder {folders[0]}; give runs, a folder of runs, or a row of `elle recipes`"
             )
-        recipe = load_recipe(sources[0])
-        folders = folders[1:] or [Path("runs") / recipe.name]
+        named = load_recipe(sources[0])
+        folders = folders[1:] or [Path("runs") / named.name]
     runs = open_runs([path for folder in folders for path in _run_paths(folder)])
-    if recipe is not None and not _places(runs, recipe):
+    recipe = named or _recipe_of(folders)
+    places = _places(runs, recipe) if recipe else {}
+    if named and not places:
         raise InputError(
-            f"none of the {len(runs)} runs in {folders[0]} belongs to recipe {recipe.name} as it is now; make them "
+            f"none of the {len(runs)} runs in {folders[0]} belongs to recipe {named.name} as it is now; make them "
             f"with `elle sweep {shlex.quote(sources[0])}`, or report those without it: "
             f"elle report {shlex.quote(str(folders[0]))}"
         )
-    recipe = recipe or _recipe_of(folders, runs)
     found = len(runs)
-    if recipe is not None:
-        places = _places(runs, recipe)
+    if places:
         runs = sorted((run for run in runs if run.path in places), key=lambda run: (places[run.path], run.config.seed))
     distinct = _distinct(runs)
     # Without a reason that can be read, the run is listed as not finished.
     failures = {run.name: str(reason) for run in distinct if (reason := read_object(run.path / FAILURE).get("reason"))}
+    recipe = recipe if places else None  # of a sweep whose recipe has changed
     return Collected(folders[0], recipe, distinct, failures, len(runs) - len(distinct), found - len(runs))
 
 
@@ -264,13 +265,12 @@ def _run_paths(folder: Path) -> list[Path]:
     return paths
 
 
-def _recipe_of(folders: Sequence[Path], runs: Sequence[RunDirectory]) -> Recipe | None:
-    """The recipe a folder was swept from, if it can still be found and these runs still belong to it."""
+def _recipe_of(folders: Sequence[Path]) -> Recipe | None:
+    """The recipe a folder was swept from, if it can still be found."""
     if len(folders) > 1:
         return None
     try:
-        recipe = load_recipe(read_object(folders[0] / MANIFEST)["recipe"])
-        return recipe if _places(runs, recipe) else None
+        return load_recipe(read_object(folders[0] / MANIFEST)["recipe"])
     except (InputError, KeyError):
         return None
 
