@@ -452,25 +452,6 @@ def test_evaluating_takes_another_radius_as_a_fraction(elle, run_copy):
 
 
 @pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["--attack", "pgd"], "attack 'pgd' does not exist"),
-        (["--attack", "cleen"], "did you mean 'clean'?"),
-        (["--attack", "pgd-0"], "attack 'pgd-0' does not exist"),
-        (["--attack", ""], "no attack given"),
-        (["--eps", "8"], "did you mean eps=8/255?"),
-        (["--eps", "0"], "must be greater than 0"),
-        (["--eps", "eight"], "write it as 8/255"),
-        (["--device", "gpu"], "device=gpu is not a device"),
-    ],
-)
-def test_a_mistake_in_an_evaluation_is_one_line_and_exit_code_2(elle, run_copy, words, hint):
-    outcome = elle("evaluate", run_copy, *words)
-    assert_one_line(outcome, 2)
-    assert hint in outcome.err
-
-
-@pytest.mark.parametrize(
     "words",
     [
         ("report", "RUN", "--out", "file"),
