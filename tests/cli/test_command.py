@@ -30,13 +30,6 @@ from ..data.layouts import write_npz
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """No test writes into the repository, and none reads a machine's own data folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ELLE_DATA", raising=False)
-
-
 @pytest.fixture
 def train_quickly(elle):
     return lambda *words: elle("train", *QUICK, *words)

@@ -24,11 +24,6 @@ from elle.evaluation.units import Files
 from ..conftest import assert_one_line
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def linear(num_classes):
     """A network that was not trained here."""
     return nn.Sequential(nn.Flatten(), nn.Linear(48, num_classes))
