@@ -429,6 +429,10 @@ def test_configurations_that_train_the_same_model_do_not_differ(word):
     assert load_config([]).differences(load_config([word])) == []
 
 
+def test_the_folder_of_decoded_images_may_be_another_on_another_machine():
+    assert load_config(["cache=/scratch/a"]).differences(load_config(["cache=/scratch/b"])) == []
+
+
 @pytest.mark.parametrize(
     ("words", "weight"),
     [

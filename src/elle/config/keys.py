@@ -178,6 +178,8 @@ class Config(BaseModel):
         """The keys on which two configurations train different models."""
         free = {"root", "out", "device", "compile", "eval_every", "track", "final", "max_steps"}
         free |= {"probe_every", "on_collapse", "workers", "memory", "fused", "devices", "accumulate"}
+        if self.cache and other.cache:  # which folder it is; that there is one changes what is trained on
+            free.add("cache")
         mine, theirs = self.model_dump(), other.model_dump()
         return [key for key in mine if key not in free and mine[key] != theirs[key]]
 

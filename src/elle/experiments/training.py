@@ -46,6 +46,8 @@ def _settings(config: Config, path: Path, file: Path) -> Config:
     """The run's settings: those it began with, as image folders fill in more, but for where and how it is made now."""
     here = {"out": str(path)} | {key: getattr(config, key) for key in ("root", "device", "compile", "workers")}
     begun = load_config([], file) if file.exists() else config
+    if begun.cache and config.cache:  # a run that was begun without one goes on without
+        here["cache"] = config.cache
     return begun.model_copy(update=here)
 
 
