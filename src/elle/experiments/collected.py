@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from elle.config import OWN_IMAGES, Config, format_radius, on_own_images
+from elle.config import OWN_IMAGES, Config, format_value, on_own_images
 from elle.errors import InputError
 from elle.experiments.recipe import Recipe, load_recipe, run_id
 from elle.experiments.rundir import RunDirectory, open_runs
@@ -70,7 +70,7 @@ class Setting:
         return flat(self.config).get(key)
 
     def label(self, key: str) -> str:
-        return spelled(key, self.value(key))
+        return format_value(key, self.value(key))
 
 
 @dataclass(frozen=True)
@@ -301,19 +301,6 @@ def flat(config: Config) -> dict[str, Any]:
     options = values.pop("options")
     values["root"] = Path(config.root or "").name if config.data in OWN_IMAGES else None
     return values | {f"method.{part}.{name}": value for part, own in options.items() for name, value in own.items()}
-
-
-def spelled(key: str, value: Any) -> str:
-    """A setting's value as a user would write it; values that differ are never written alike."""
-    if value is None:
-        return "-"
-    if key == "eps":
-        return format_radius(value)
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and float(f"{value:g}") == value:
-        return f"{value:g}"
-    return str(value)
 
 
 def telling_keys(configs: Sequence[Config], first: Sequence[str] = ()) -> list[str]:
