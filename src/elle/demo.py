@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from elle.data.cores import usable_cores
 from elle.errors import InputError, WorkError
 from elle.experiments.page import Table as PageTable
 from elle.experiments.page import write_page
-from elle.experiments.training import stop_with_parent
+from elle.experiments.training import outcome, start_training
 from elle.files import FolderLock, read_lines
 
 NAMES = {"fgsm": "FGSM", "elle-a": "ELLE-A"}
@@ -112,14 +111,9 @@ def _run(out: Path, seed: int, quiet: bool, words: Sequence[str]) -> dict[str, d
 
 def _start(method: str, directory: Path, settings: Sequence[str]) -> DemoRun:
     # Half of the cores each: two processes with all of them would wait for each other.
-    environment = os.environ | {"OMP_NUM_THREADS": str(max(1, min(4, usable_cores() // 2)))}
-    command = [sys.executable, "-m", "elle", "train", f"method={method}", *settings, f"out={directory}"]
-    directory.mkdir()
-    with open(directory / "log.txt", "wb") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=environment, preexec_fn=stop_with_parent
-        )
-    return DemoRun(method, directory, process)
+    environment = {"OMP_NUM_THREADS": str(max(1, min(4, usable_cores() // 2)))}
+    config = load_config([f"method={method}", *settings])
+    return DemoRun(method, directory, start_training(config, directory, environment))
 
 
 def _follow(runs: list[DemoRun], epochs: int, console: Console) -> None:
@@ -129,10 +123,8 @@ def _follow(runs: list[DemoRun], epochs: int, console: Console) -> None:
             time.sleep(0.2)
             for run in runs:
                 run.read()
-                if run.process.poll() not in (None, 0):
-                    log = (run.directory / "log.txt").read_text("utf-8", "replace").strip()
-                    reason = log.splitlines()[-1].removeprefix("elle: ") if log else "no output"
-                    raise WorkError(f"training {run.method} failed: {reason}")
+                if code := run.process.poll():
+                    raise WorkError(f"training {run.method} failed: {outcome(run.directory, code)}")
                 if not console.is_terminal:
                     for record in run.records[printed[run.method] :]:
                         console.print(
