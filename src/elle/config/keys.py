@@ -191,6 +191,11 @@ class Config(BaseModel):
             return " ".join(f"{name}={format_value(name, one)}" for name, one in own.items()) or "no method.PART.FIELD"
         return f"no {key}" if value is None else f"{key}={format_value(key, value)}"
 
+    def name(self) -> str:
+        """A name made of the settings that tell most runs apart, for a folder."""
+        eps = format_radius(self.eps or 0).replace("/", "-")
+        return f"{self.data}-{self.method}-eps{eps}-seed{self.seed}"
+
     def length(self) -> str:
         """How long it trains, in words."""
         if self.phases:
