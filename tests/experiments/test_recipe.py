@@ -223,7 +223,7 @@ def test_an_identity_is_the_same_tomorrow():
         (MINIMAL.replace("digits", "digts"), "no dataset 'digts', did you mean 'digits'"),
         ("seeds = 0\n" + MINIMAL, "seeds = 0"),
         (MINIMAL.replace('title = "Mine"\n', ""), "no title"),
-        (MINIMAL + "[[expected]]\nwhere = { method = 'pgd-10' }\nmetric = 'clean'\nvalue = 1\n", "no run has"),
+        (MINIMAL + "[[expected]]\nwhere = { method = 'pgd-10' }\nmetric = 'clean'\nvalue = 1\n", "no run has method="),
         (MINIMAL + "[[expected]]\nmetric = 'clean'\nvalue = 'many'\n", "'many'"),
         (MINIMAL + "[[expected]]\nmetric = 'clean'\n", "an expected table needs"),
         (MINIMAL + "[[expected]]\nmetric = 'clean'\nvalue = 1\nwere = { seed = 1 }\n", "unknown key 'were'"),

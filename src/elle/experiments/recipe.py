@@ -181,7 +181,8 @@ def load_recipe(path_or_name: str | Path) -> Recipe:
         _check_drawn(recipe.figure, runs)
         for one in recipe.expected:
             if not any(_has(whole, one.where) for whole in runs):
-                raise InputError(f"expected {one.metric} {one.value}: no run has {one.where}")
+                words = " ".join(f"{key}={value}" for key, value in one.where.items())
+                raise InputError(f"expected {one.metric} {one.value}: no run has {words}")
     except InputError as problem:
         raise InputError(f"{file}: {str(problem).removeprefix(f'recipe {file.stem}: ')}") from None
     return recipe
