@@ -17,11 +17,10 @@ def check_recipe(recipe: Recipe, configs: list[Config]) -> None:
     try:
         _check_trainable(configs)
         _check_metrics("expected", {one.metric for one in recipe.expected}, configs)
-        kind = recipe.figure.get("kind", "table")
-        if kind in ("table", "lines", "bars"):  # others draw columns of a run's records
+        if recipe.kind in ("table", "lines", "bars"):  # others draw columns of a run's records
             _check_metrics("[figure]: metric", set(recipe.asked("metric")), configs)
-        if kind != "steps":
-            key = "metric" if kind == "curves" else "curves"
+        if recipe.kind != "steps":
+            key = "metric" if recipe.kind == "curves" else "curves"
             _check_columns(f"[figure]: {key}", recipe.asked(key), recipe.runs(1))
     except InputError as problem:
         raise InputError(f"recipe {recipe.name}: {problem}") from None

@@ -114,8 +114,7 @@ class Collected:
     @property
     def not_measured(self) -> list[str]:
         """The numbers that the recipe's tables are to show, or to compare with the paper's, and no run has."""
-        of_records = self.asked("kind") in (["curves"], ["steps"], ["pictures"])
-        asked = [] if of_records else self.asked("metric")
+        asked = [] if self.kind in ("curves", "steps", "pictures") else self.asked("metric")
         asked = [*asked, *(one.metric for one in self.recipe.expected)] if self.recipe else asked
         return [name for name in dict.fromkeys(asked) if name not in self.numbers]
 
@@ -135,6 +134,11 @@ class Collected:
         whole = [(setting, len(setting.runs)) for setting in self.settings]
         return [name for name in self.metrics
                 if any((score := setting.score(name)) and score.count < runs for setting, runs in whole)]  # fmt: skip
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of the recipe's figure; None without a recipe."""
+        return self.recipe.kind if self.recipe else None
 
     def asked(self, key: str) -> list[str]:
         """The words under a key of the recipe's figure; none without a recipe."""

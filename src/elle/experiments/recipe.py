@@ -22,6 +22,7 @@ MOST_RUNS = 10_000
 """More than anyone waits for: the paper's largest table has 576. All of them are in memory at once."""
 _TABLES = {"title", "seeds", "base", "grid", "runs", "expected", "figure"}
 _KINDS = ("table", "lines", "curves", "bars", "steps", "pictures")
+"""Of figures; a table where none is named."""
 _AXES = ("x", "line", "panel", "rows", "columns")
 _SEVERAL = ("metric", "curves", "at", "panel")
 _FIGURE = {"kind", "baseline", *_SEVERAL, *_AXES}
@@ -81,6 +82,11 @@ class Recipe:
             axes = {key for axes in self.grid for key in axes} | ({"seed"} if wanted > 1 else set())
             raise InputError(f"no run of recipe {self.name} has {words}; its runs differ in {', '.join(sorted(axes))}")
         return chosen
+
+    @property
+    def kind(self) -> str:
+        """The kind of the figure."""
+        return str(self.figure.get("kind", _KINDS[0]))
 
     def asked(self, key: str) -> list[str]:
         """The words under a key of the figure."""
@@ -233,7 +239,7 @@ def _check_figure(figure: dict[str, Any]) -> None:
         if not all(isinstance(word, (str, int, float) if key == "at" else str) for word in words):
             kind = "names, one or a list of them" if key in _SEVERAL else "one name"
             raise InputError(f"[figure]: {key} = {figure[key]!r}; write {kind}")
-    kind = figure.get("kind", "table")
+    kind = figure.get("kind", _KINDS[0])
     if kind not in _KINDS:
         raise InputError(f"[figure]: kind = {kind!r}{nearest(str(kind), _KINDS)}; it is one of {', '.join(_KINDS)}")
     for name in [name for axis in _AXES for name in _words(figure, axis)]:

@@ -72,7 +72,7 @@ def _lead(collected: Collected, layout: Layout, comparisons: Sequence[Comparison
     settings = _counted(len(collected.recipe.runs(1)) if collected.recipe else count, "setting")
     text = f"{whole}{settings} with {counts} seed{'s' * (seeds[-1] > 1)} each"
     text += f", {_counted(finished, 'run')}; mean \u00b1 std over seeds."
-    if collected.asked("kind") == ["pictures"] and not _pictures(collected, layout):
+    if collected.kind == "pictures" and not _pictures(collected, layout):
         text += " The pictures are still to be drawn: `elle show DIR` for each run, then this report again."
     if changed := sum(run.went_on_with() is not None for setting in collected.settings for run in setting.runs):
         text += f" {changed} of them collapsed and went on with a stronger method than their row says: see the end."
@@ -102,7 +102,7 @@ def _lead(collected: Collected, layout: Layout, comparisons: Sequence[Comparison
 
 def _pictures(collected: Collected, layout: Layout) -> list[tuple[str, Path]]:
     """The attacked images that `elle show` has drawn, where the recipe's figure is made of them."""
-    if collected.asked("kind") != ["pictures"]:
+    if collected.kind != "pictures":
         return []
     runs = [(f"Attacked images, {layout.full(setting)}", run) for setting in collected.settings for run in setting.runs]
     return [(title, file) for title, run in runs if (file := run.path / PICTURE).exists()]

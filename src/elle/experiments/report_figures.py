@@ -32,12 +32,12 @@ def report_figures(collected: Collected, layout: Layout) -> list[Figure]:
     groups = layout.grouped(collected.settings)
     over = [chart for panel, settings in groups.items() for metric in collected.metrics
             for chart in _over(settings, layout, metric, panel)]  # fmt: skip
-    asked = collected.asked("metric") if collected.asked("kind") == ["curves"] else collected.asked("curves")
+    asked = collected.asked("metric") if collected.kind == "curves" else collected.asked("curves")
     columns: list[str | None] = [*asked] or [None]
     curves = [chart for panel, settings in groups.items() for column in columns
               for chart in _curves(settings, layout, panel, column, collected.asked("at"))]  # fmt: skip
     curves = _side_by_side(curves)
-    if collected.asked("kind") == ["steps"]:
+    if collected.kind == "steps":
         firsts = [(setting.runs[0], layout.full(setting)) for setting in collected.settings]
         curves += [chart for run, name in firsts for chart in weight_evolution(run, name)]
     times = [metric for metric in collected.metrics if metric in TIMES] or ["seconds"]
