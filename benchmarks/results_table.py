@@ -69,12 +69,8 @@ def other_settings(config: Config) -> str:
     """What was set beside the method, as words of `elle train`."""
     usual = Config(eps=config.eps, **{key: getattr(config, key) for key in KEYS}).resolved()
     changed = [key for key in Config.model_fields if getattr(config, key) != getattr(usual, key)]
-    fields = [
-        f"method.{part}.{name}={str(value).lower() if isinstance(value, bool) else value}"
-        for part, own in config.options.items()
-        for name, value in own.items()
-    ]
-    return " ".join([*(config.spelled(key) for key in changed if key not in ASIDE | {"options"}), *fields])
+    changed.sort(key=lambda key: key == "options")  # the method's own fields come last
+    return " ".join(config.spelled(key) for key in changed if key not in ASIDE)
 
 
 def table(runs: Sequence[Run]) -> str:

@@ -399,6 +399,16 @@ def test_a_resolved_configuration_survives_a_round_trip_through_a_file(name, wri
     assert load_config([], write(config.to_toml())) == config
 
 
+@pytest.mark.parametrize("word", ["eps=8/255", "flip=false", "lr=0.1", "epochs=3", "phases=2:8:4,1:16:2", "data=svhn"])
+def test_a_setting_is_told_as_it_is_written(word):
+    assert load_config([word]).spelled(word.partition("=")[0]) == word
+
+
+def test_options_of_a_method_are_told_as_they_are_written():
+    words = ["method.attack.noise=0.5", "method.attack.clip=true", "method.weight.history=5"]
+    assert load_config(words).spelled("options") == " ".join(words)
+
+
 def test_the_radius_of_one_norm_is_not_taken_for_another():
     with pytest.raises(InputError, match="norm=l2 needs eps, .*: 0.2, digits's own, is for linf"):
         load_config(["norm=l2"]).resolved()
@@ -427,6 +437,10 @@ def test_configurations_that_train_different_models_differ(word):
 @pytest.mark.parametrize("word", ["root=x", "out=x", "device=cpu", "compile=off", "eval_every=3", "track=clean"])
 def test_configurations_that_train_the_same_model_do_not_differ(word):
     assert load_config([]).differences(load_config([word])) == []
+
+
+def test_the_folder_of_decoded_images_may_be_another_on_another_machine():
+    assert load_config(["cache=/scratch/a"]).differences(load_config(["cache=/scratch/b"])) == []
 
 
 @pytest.mark.parametrize(

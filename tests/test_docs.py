@@ -143,6 +143,7 @@ def test_no_command_is_cut_off_in_the_list_of_commands(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for command in (COMMAND, COMMAND.commands["data"]):
         listed = command.get_help(command.make_context("elle", [], resilient_parsing=True)).partition("Commands:")[2]
+        assert len(listed.strip().splitlines()) >= len(command.commands)
         assert all(line.endswith(".") and not line.endswith("...") for line in listed.strip().splitlines()), listed
 
 

@@ -125,6 +125,11 @@ def test_an_option_of_the_wrong_type_is_refused_by_name(part, field, value):
         configured("elle-a", options={part: {field: value}})
 
 
+def test_a_switch_is_true_or_false_as_these_are_written():
+    with pytest.raises(InputError, match="method.attack.project='True' should be true or false"):
+        configured("elle-a", options={"attack": {"project": "True"}})
+
+
 @pytest.mark.parametrize(
     ("name", "data", "levels", "expected"),
     [

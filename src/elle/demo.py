@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,12 +17,12 @@ from rich.live import Live
 from rich.table import Table
 
 from elle.charts.lines import Chart, Series
-from elle.config import format_radius, load_config
+from elle.config import Config, format_radius, given, load_config
 from elle.data.cores import usable_cores
 from elle.errors import InputError, WorkError
 from elle.experiments.page import Table as PageTable
 from elle.experiments.page import write_page
-from elle.experiments.training import stop_with_parent
+from elle.experiments.training import outcome, start_training
 from elle.files import FolderLock, read_lines
 
 NAMES = {"fgsm": "FGSM", "elle-a": "ELLE-A"}
@@ -87,7 +86,8 @@ def _run(out: Path, seed: int, quiet: bool, words: Sequence[str]) -> dict[str, d
             pass
         shutil.rmtree(out / method, ignore_errors=True)
     settings = [*SETTINGS, f"seed={seed}", *words]
-    epochs = load_config(settings).resolved().epochs or 0
+    config = load_config(settings).resolved()
+    epochs = given(config.epochs)
     runs = [_start(method, out / method, settings) for method in NAMES]
     # A log file wants whole lines: no wrapping where no terminal sets a width.
     width = None if sys.stdout.isatty() else 160
@@ -102,7 +102,7 @@ def _run(out: Path, seed: int, quiet: bool, words: Sequence[str]) -> dict[str, d
             console.print()  # a log's table does not end its last line, which what comes next would continue
     summaries = {run.method: run.summary() for run in runs}
     verdict = describe(summaries)
-    _write_report(out / "report.html", runs, summaries, verdict, settings)
+    _write_report(out / "report.html", runs, summaries, verdict, config)
     console.print(
         f"\n{verdict}\n\nThe curves are in {out / 'report.html'}; the runs beside it are ordinary run directories."
     )
@@ -111,14 +111,9 @@ def _run(out: Path, seed: int, quiet: bool, words: Sequence[str]) -> dict[str, d
 
 def _start(method: str, directory: Path, settings: Sequence[str]) -> DemoRun:
     # Half of the cores each: two processes with all of them would wait for each other.
-    environment = os.environ | {"OMP_NUM_THREADS": str(max(1, min(4, usable_cores() // 2)))}
-    command = [sys.executable, "-m", "elle", "train", f"method={method}", *settings, f"out={directory}"]
-    directory.mkdir()
-    with open(directory / "log.txt", "wb") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=environment, preexec_fn=stop_with_parent
-        )
-    return DemoRun(method, directory, process)
+    environment = {"OMP_NUM_THREADS": str(max(1, min(4, usable_cores() // 2)))}
+    config = load_config([f"method={method}", *settings])
+    return DemoRun(method, directory, start_training(config, directory, environment))
 
 
 def _follow(runs: list[DemoRun], epochs: int, console: Console) -> None:
@@ -128,10 +123,8 @@ def _follow(runs: list[DemoRun], epochs: int, console: Console) -> None:
             time.sleep(0.2)
             for run in runs:
                 run.read()
-                if run.process.poll() not in (None, 0):
-                    log = (run.directory / "log.txt").read_text("utf-8", "replace").strip()
-                    reason = log.splitlines()[-1].removeprefix("elle: ") if log else "no output"
-                    raise WorkError(f"training {run.method} failed: {reason}")
+                if code := run.process.poll():
+                    raise WorkError(f"training {run.method} failed: {outcome(run.directory, code)}")
                 if not console.is_terminal:
                     for record in run.records[printed[run.method] :]:
                         console.print(
@@ -214,9 +207,8 @@ def describe(summaries: dict[str, dict[str, Any]]) -> str:
 
 
 def _write_report(
-    path: Path, runs: list[DemoRun], summaries: dict[str, dict[str, Any]], verdict: str, settings: Sequence[str]
+    path: Path, runs: list[DemoRun], summaries: dict[str, dict[str, Any]], verdict: str, config: Config
 ) -> None:
-    config = load_config(settings).resolved()
     marks = [
         (float(one["collapse_epoch"]), f"{NAMES[method]} collapses")
         for method, one in summaries.items()
@@ -244,7 +236,7 @@ def _write_report(
     ]  # fmt: skip
     footer = (
         f"elle demo, seed {config.seed}: {config.model} on 4,000 images of MNIST, "
-        f"eps {format_radius(config.eps or 0)}, {config.length()}. "
+        f"eps {format_radius(given(config.eps))}, {config.length()}. "
         f"Every number on this page was measured in this run."
     )
     write_page(

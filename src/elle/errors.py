@@ -97,5 +97,5 @@ def nearest(word: str, known: Iterable[str]) -> str:
         shared = os.path.commonprefix([word, other])  # noqa: RUF071 (characters are meant)
         return difflib.SequenceMatcher(None, word, other).ratio() + 0.1 * len(shared)
 
-    best = max(known, key=likeness)
-    return f", did you mean {best!r}?" if likeness(best) >= 0.6 else ""
+    best = max(known, key=likeness, default="")
+    return f", did you mean {best!r}?" if best and likeness(best) >= 0.6 else ""

@@ -47,10 +47,11 @@ def test_the_command_prints_a_row_a_method_and_writes_numbers_and_figure(elle, t
     ],
 )
 def test_numbers_of_other_settings_have_a_file_of_their_own(tmp_path, changed, name):
-    usual = {"batch": 8, "precision": "fp32"}
-    told = usual | {"memory": "auto", "penalty": "trained", "fused": "auto"} | changed
+    usual = {"batch": 8, "precision": "fp32", "memory": "auto", "penalty": "trained", "fused": "auto"}
     row = {"method": "fgsm", "forward_ms": 1.0, "backward_ms": 2.0}
-    files = _write(tmp_path, told | {"model": "small-cnn", "device": "cpu", "torch": "2.11.0+cu", "rows": [row]}, usual)
+    files = _write(
+        tmp_path, usual | changed | {"model": "small-cnn", "device": "cpu", "torch": "2.11.0+cu", "rows": [row]}, usual
+    )
     assert [file.name for file in files] == [f"{name}.json", f"{name}.svg"]
 
 

@@ -30,13 +30,6 @@ from ..data.layouts import write_npz
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """No test writes into the repository, and none reads a machine's own data folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ELLE_DATA", raising=False)
-
-
 @pytest.fixture
 def train_quickly(elle):
     return lambda *words: elle("train", *QUICK, *words)
@@ -449,25 +442,6 @@ def test_evaluating_prints_a_table_for_people(elle, run_copy):
 def test_evaluating_takes_another_radius_as_a_fraction(elle, run_copy):
     words = ("evaluate", run_copy, "--attack", "fgsm", "--limit", 20, "--json", "--eps")
     assert json.loads(elle(*words, "8/255").out)["eps"] == 8 / 255
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["--attack", "pgd"], "attack 'pgd' does not exist"),
-        (["--attack", "cleen"], "did you mean 'clean'?"),
-        (["--attack", "pgd-0"], "attack 'pgd-0' does not exist"),
-        (["--attack", ""], "no attack given"),
-        (["--eps", "8"], "did you mean eps=8/255?"),
-        (["--eps", "0"], "must be greater than 0"),
-        (["--eps", "eight"], "write it as 8/255"),
-        (["--device", "gpu"], "device=gpu is not a device"),
-    ],
-)
-def test_a_mistake_in_an_evaluation_is_one_line_and_exit_code_2(elle, run_copy, words, hint):
-    outcome = elle("evaluate", run_copy, *words)
-    assert_one_line(outcome, 2)
-    assert hint in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,6 @@ from ..data.layouts import encoded, small_images, write_npz
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ELLE_DATA", raising=False)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_every_command_has_an_example(elle, command):
     outcome = elle("data", command, "--help")

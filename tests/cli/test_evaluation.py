@@ -24,11 +24,6 @@ from elle.evaluation.units import Files
 from ..conftest import assert_one_line
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def linear(num_classes):
     """A network that was not trained here."""
     return nn.Sequential(nn.Flatten(), nn.Linear(48, num_classes))
@@ -148,7 +143,11 @@ def test_failed_checks_are_printed(elle, tiny):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
+        (["--attack", "pgd"], "attack 'pgd' does not exist"),
+        (["--attack", "pgd-0"], "attack 'pgd-0' does not exist"),
+        (["--attack", "cleen"], "did you mean 'clean'?"),
         (["--attack", "autoatack"], "did you mean 'autoattack'?"),
+        (["--attack", ""], "no attack given"),
         (["--attack", "fgsm", "--norm", "l1", "--eps", "12"], "fgsm has no l1 form"),
         (["--norm", "l3"], "--norm l3 does not exist"),
         (["--norm", "l2"], "--norm l2 needs --eps"),
@@ -157,7 +156,11 @@ def test_failed_checks_are_printed(elle, tiny):
         (["--devices", ","], "--devices names none"),
         (["--devices", ""], "--devices names none"),
         (["--model", "small-cnn"], "--model goes with --weights"),
+        (["--eps", "8"], "did you mean eps=8/255?"),
         (["--eps", "300/255"], "it must be below 1"),
+        (["--eps", "0"], "must be greater than 0"),
+        (["--eps", "eight"], "write it as 8/255"),
+        (["--device", "gpu"], "device=gpu is not a device"),
         (
             ["--data", "mnist5k"],
             "mnist5k has images 1x28x28 in 10 classes, and the network was trained on 1x8x8",

@@ -10,11 +10,6 @@ from elle.core.schedules import SCHEDULES
 from ..conftest import QUICK
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def test_recipes_are_listed_with_their_runs_and_hours(elle):
     rows = {row["name"]: row for row in json.loads(elle("recipes", "--json").out)}
     assert rows["table-2"]["runs"] == 576

@@ -16,7 +16,11 @@ def test_phases_are_read_as_text_and_as_numbers():
 
 
 @pytest.mark.parametrize(
-    "value", ["", "6:128", "6:128:512:1", "0:128:512", "6:4:512", "6:128:x", 6, [6, 128], [[]], []]
+    "value",
+    [
+        *("", "6:128", "6:128:512:1", "0:128:512", "6:4:512", "6:128:x", 6, [6, 128], [[]], []),
+        *([[6.5, 128, 512]], [[6, 128, True]]),
+    ],
 )
 def test_what_is_no_list_of_phases_is_refused_with_an_example(value):
     with pytest.raises(ValueError, match="EPOCHS:IMAGE_SIZE:BATCH"):

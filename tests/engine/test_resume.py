@@ -217,6 +217,9 @@ def test_a_run_killed_at_a_random_moment_resumes_to_the_same_end(tmp_path):
         ("lr=0.1", "lr=0.2"),
         ("epochs=3", "epochs=2"),
         ("batch=32", "batch=64"),
+        ("flip=true", "flip=false"),
+        ("phases=2:8:64", "no phases"),
+        ("method.attack.noise=1", "no method.PART.FIELD"),
     ],
 )
 def test_resuming_with_another_value_is_refused_by_name(run_copy, settings, word, hint):

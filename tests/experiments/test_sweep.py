@@ -23,7 +23,7 @@ from elle.experiments.rundir import open_run
 from elle.experiments.sweep import Item, chosen_runs, link_runs, plan, run_name, run_sweep
 from elle.experiments.sweep_view import SweepView, cells, columns, duration, shown_keys
 from elle.experiments.training import is_running, outcome, start_training
-from elle.files import FolderLock, is_held
+from elle.files import FolderLock, is_held, write_text
 
 from .recipes import tiny_recipe
 
@@ -547,6 +547,10 @@ def test_a_run_that_is_tried_again_is_made_where_the_recipe_says_now(tmp_path):
     start_training(config.model_copy(update={"root": str(tmp_path / "images"), "image_size": 32}), path, {}).wait()
     assert f"{tmp_path / 'images'}: no such folder" in str(outcome(path, 2))
     assert open_run(path).config.image_size == 16  # what is trained stays what it was
+    for then, now, kept in ((None, "b", None), ("a", None, "a"), ("a", "b", "b")):
+        write_text(path / "config.toml", config.model_copy(update={"cache": then}).to_toml())
+        start_training(config.model_copy(update={"cache": now}), path, {}).wait()
+        assert open_run(path).config.cache == kept  # decoded anew or taken from a cache, as it was begun
     (path / "config.toml").write_text("damaged")
     start_training(config, path, {}).wait()
     assert "config.toml is not a readable TOML file" in str(outcome(path, 2))

@@ -67,22 +67,26 @@ def bench(
     if out is not None:
         check_folder(out)  # before minutes of measuring, not after
     setting = Setting(where, kind, model, batch, memory, penalty, fused)  # type: ignore[arg-type]  # checked above
-    settings = {"precision": kind, "model": model, "batch": setting.images}
-    settings |= {"memory": memory, "penalty": penalty, "fused": fused}
-    head = {"device": hardware_name(where), "torch": torch.__version__, **settings}
-    usual = Setting(where, pick_precision("auto", where))
+    head = {"device": hardware_name(where), "torch": torch.__version__, **_told(setting)}
+    usual = _told(Setting(where, pick_precision("auto", where)))
     result: dict[str, Any] = {}
     files: list[Path] = []
     try:
         for rows in _measured(names, setting, profile):
             result = head | {"rows": rows}
             if out is not None:
-                files = _write(out, result, {"batch": usual.images, "precision": usual.precision})
+                files = _write(out, result, usual)
     finally:  # an interruption, or a method that does not fit, costs no other row
         if result:
             print_json(result) if as_json else _print(result)
         for file in files:
             print(file, file=sys.stderr)
+
+
+def _told(setting: Setting) -> dict[str, Any]:
+    """What a result says of its setting, beside the device."""
+    names = ("precision", "model", "batch", "memory", "penalty", "fused")
+    return {name: getattr(setting, name) for name in names} | {"batch": setting.images}
 
 
 def _measured(names: Sequence[str], setting: Setting, profile: bool) -> Iterator[list[dict[str, Any]]]:
@@ -140,7 +144,6 @@ def _write(folder: Path, result: dict[str, Any], usual: dict[str, Any]) -> list[
     from elle.experiments.step_times import step_figure
     from elle.files import write_json, write_text
 
-    usual = usual | {"memory": "auto", "penalty": "trained", "fused": "auto"}
     spelled = {"batch": "batch{}", "fused": "fused-{}"}
     changed = [
         spelled.get(key, "{}").format(str(result[key]).replace(" ", "-"))

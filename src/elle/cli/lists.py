@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from elle.cli.data import list_datasets
 from elle.cli.options import AsJson
 from elle.cli.printing import print_json, print_rows, print_table
@@ -16,36 +18,18 @@ def methods(as_json: AsJson = False) -> None:
     """
     from elle.methods import METHODS
 
-    rows = [
-        {
-            "name": row.name,
-            "paper": row.paper,
-            "forwards": row.cost.forwards,
-            "input_gradients": row.cost.input_gradients,
-            "weight_gradients": row.cost.weight_gradients,
-            "cost": row.cost.total,
-            "double_backpropagation": row.double_backpropagation,
-            "needs": row.needs,
-            "collapse": row.collapse,
-        }
-        for row in METHODS.values()
-    ]
+    rows = METHODS.values()
     if as_json:
-        print_json(rows)
+        print_json(
+            [
+                {"name": row.name, "paper": row.paper, **asdict(row.cost), "cost": row.cost.total}
+                | {"double_backpropagation": row.double_backpropagation, "needs": row.needs, "collapse": row.collapse}
+                for row in rows
+            ]
+        )
         return
     columns = ["name", "paper", "passes", "needs", "collapse, as the paper reports it"]
-    passes = ("forwards", "input_gradients", "weight_gradients")
-    table = [
-        [
-            str(row["name"]),
-            str(row["paper"]),
-            "+".join(str(row[kind]) for kind in passes) + f" = {row['cost']}",
-            str(row["needs"]),
-            str(row["collapse"]),
-        ]
-        for row in rows
-    ]
-    print_table(columns, table)
+    print_table(columns, [[row.name, row.paper, str(row.cost), row.needs, row.collapse] for row in rows])
     print("passes for each image and step: forwards + input gradients + weight gradients")
     print("pgd-K for any K; any row without ELLE's penalty takes +elle or +elle-a (3+3+3 more), for example gat+elle-a")
 

@@ -17,12 +17,11 @@ def check_recipe(recipe: Recipe, configs: list[Config]) -> None:
     try:
         _check_trainable(configs)
         _check_metrics("expected", {one.metric for one in recipe.expected}, configs)
-        kind, metrics, curves = (recipe.figure.get(key, []) for key in ("kind", "metric", "curves"))
-        if kind in ([], "table", "lines", "bars"):  # others draw columns of a run's records
-            _check_metrics("[figure]: metric", {metrics} if isinstance(metrics, str) else set(metrics), configs)
-        if kind != "steps":
-            key, columns = ("metric", metrics) if kind == "curves" else ("curves", curves)
-            _check_columns(f"[figure]: {key}", [columns] if isinstance(columns, str) else columns, recipe.runs(1))
+        if recipe.kind in ("table", "lines", "bars"):  # others draw columns of a run's records
+            _check_metrics("[figure]: metric", set(recipe.asked("metric")), configs)
+        if recipe.kind != "steps":
+            key = "metric" if recipe.kind == "curves" else "curves"
+            _check_columns(f"[figure]: {key}", recipe.asked(key), recipe.runs(1))
     except InputError as problem:
         raise InputError(f"recipe {recipe.name}: {problem}") from None
 

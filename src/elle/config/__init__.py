@@ -1,6 +1,6 @@
 """The settings of a run: every key once, read from TOML files and `key=value` words alike."""
 
-from elle.config.keys import KEYS, OWN_IMAGES, Config, given, on_own_images, parse_config
+from elle.config.keys import KEYS, OWN_IMAGES, Config, format_value, given, on_own_images, parse_config
 from elle.config.radius import check_radius, format_radius, parse_radius, radius_option
 from elle.config.reading import load_config, parse_words, read_toml, run_config
 
@@ -10,6 +10,7 @@ __all__ = [
     "Config",
     "check_radius",
     "format_radius",
+    "format_value",
     "given",
     "load_config",
     "on_own_images",

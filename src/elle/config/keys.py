@@ -178,15 +178,23 @@ class Config(BaseModel):
         """The keys on which two configurations train different models."""
         free = {"root", "out", "device", "compile", "eval_every", "track", "final", "max_steps"}
         free |= {"probe_every", "on_collapse", "workers", "memory", "fused", "devices", "accumulate"}
+        if self.cache and other.cache:  # which folder it is; that there is one changes what is trained on
+            free.add("cache")
         mine, theirs = self.model_dump(), other.model_dump()
         return [key for key in mine if key not in free and mine[key] != theirs[key]]
 
     def spelled(self, key: str) -> str:
-        """`key=value` as a user would write it."""
+        """`key=value` as a user would write it, for `options` the words of all; `no key` where it has no value."""
         value = getattr(self, key)
-        if key == "phases" and value is not None:
-            return f"phases={format_phases(value)}"
-        return f"{key}={format_radius(value) if key == 'eps' and value is not None else value}"
+        if key == "options":
+            own = {f"method.{part}.{name}": one for part, fields in value.items() for name, one in fields.items()}
+            return " ".join(f"{name}={format_value(name, one)}" for name, one in own.items()) or "no method.PART.FIELD"
+        return f"no {key}" if value is None else f"{key}={format_value(key, value)}"
+
+    def name(self) -> str:
+        """A name made of the settings that tell most runs apart, for a folder."""
+        eps = format_radius(self.eps or 0).replace("/", "-")
+        return f"{self.data}-{self.method}-eps{eps}-seed{self.seed}"
 
     def length(self) -> str:
         """How long it trains, in words."""
@@ -231,6 +239,21 @@ def _check_text(values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if isinstance(value, str) and value.encode("utf-8", "replace").decode() != value:
             raise InputError(f"{key}={value!r} is not UTF-8, as config.toml is; rename it, or make a link to it")
+
+
+def format_value(key: str, value: Any) -> str:
+    """A setting's value as a user would write it; values that differ are never written alike."""
+    if value is None:
+        return "-"
+    if key == "eps":
+        return format_radius(value)
+    if key == "phases":
+        return format_phases(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return str(value)
 
 
 def _toml(value: Any) -> str:

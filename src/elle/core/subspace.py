@@ -55,16 +55,13 @@ class Subspace:
     @torch.no_grad()
     def observe(self, state: State, model: nn.Module, done: int, total: int) -> bool:
         """Sample if it is time; with the last sample form the basis and go back to the first. True at that moment."""
-        number = int(state["sampled"])
-        if number >= self.due(done, total):
+        sampled, due = int(state["sampled"]), self.due(done, total)
+        if sampled >= due:
             return False
-        flat = flattened(model.parameters())
         # A run of few steps has fewer moments than samples: the same weights may be taken twice, to no harm.
-        while number < self.due(done, total):
-            state["basis"][number] = flat
-            number += 1
-        state["sampled"].fill_(number)
-        if number < self.samples:
+        state["basis"][sampled:due] = flattened(model.parameters())
+        state["sampled"].fill_(due)
+        if due < self.samples:
             return False
         first = state["basis"][0].clone()
         self._form(state["basis"])

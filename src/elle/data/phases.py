@@ -26,7 +26,7 @@ def parse_phases(value: Any) -> tuple[Phase, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     try:
         rows = [part.split(":") if isinstance(part, str) else part for part in parts]
-        phases = tuple(Phase(*(int(number) for number in row)) for row in rows)
+        phases = tuple(Phase(*(int(str(number)) for number in row)) for row in rows)  # as text: int(6.5) is 6
     except (TypeError, ValueError):
         raise ValueError(f"{value!r} is not a list of phases; {_FORM}") from None
     if not phases or min(min(phase) for phase in phases) < 1 or min(phase.image_size for phase in phases) < 8:

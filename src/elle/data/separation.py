@@ -13,7 +13,7 @@ from elle.data.sources import ImageSet, Split
 _PIXELS = 48
 """Pixels that are looked up before two images are compared as a whole."""
 _BLOCK = 2**16
-"""Images in one table of bits: 200 MiB at 48 pixels."""
+"""Images in one table of bits: 96 MiB at 48 pixels."""
 _FIRST_LIMIT, _GROWTH = 16, 1.25
 
 Words = npt.NDArray[np.uint64]

@@ -1,1 +1,1 @@
-"""One training run."""
+"""A training run, and what is done with one: read back, evaluated, looked at, timed."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elle.config import format_radius
+from elle.config import format_value
 from elle.engine.checkpoint import RunLock
 from elle.engine.runtime import pick_device, stopped_at_once
 from elle.engine.subject import Source, Subject, load_subject
@@ -133,9 +133,7 @@ def _claim(out: Path, identity: dict[str, Any], resume: bool) -> bool:
 
 
 def _spelled(key: str, value: Any) -> str:
-    if key in ("weights", "points"):
-        return f"other {key}"
-    return f"{key}={format_radius(value) if key == 'eps' else value}"
+    return f"other {key}" if key in ("weights", "points") else f"{key}={format_value(key, value)}"
 
 
 @contextlib.contextmanager

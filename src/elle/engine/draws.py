@@ -27,14 +27,9 @@ class Draws:
         self.rank, self.ranks, self.parts = rank, ranks, parts
         self._kept: list[Tensor] = []
 
-    @contextlib.contextmanager
-    def whole(self, images: int) -> Iterator[None]:
+    def whole(self, images: int) -> contextlib.AbstractContextManager[None]:
         """Within it, torch's draws are made for all ranks' images, and cut to this rank's."""
-        if self.ranks == 1:
-            yield
-            return
-        with _Cut(self.rank, self.ranks, 1, 0, images, [], single=images == 1):
-            yield
+        return Draws(self.rank, self.ranks).part(0, images)
 
     @contextlib.contextmanager
     def part(self, number: int, images: int, fewest: int | None = None) -> Iterator[None]:

@@ -24,6 +24,7 @@ from elle.engine.runtime import prepare_device
 from elle.engine.same_images import check_alike
 from elle.engine.step import Step
 from elle.errors import InputError
+from elle.evaluation.mode import are_probabilities
 from elle.methods import Method, configured
 from elle.models.registry import build_model, check_model
 
@@ -158,7 +159,7 @@ def _check_trainable(model: nn.Module, name: str, shape: tuple[int, ...]) -> Non
             f"model={name} gives its images no gradient, without which no attack goes up; "
             f"leave out what cuts it off (detach, no_grad, a comparison)"
         )
-    if (logits >= 0).all() and ((logits.sum(1) - 1).abs() < 1e-4).all():  # it would train, and hardly learn
+    if are_probabilities(logits).all():  # it would train, and hardly learn
         raise InputError(
             f"model={name} gives probabilities, not logits, and the loss takes their softmax itself; "
             f"leave out the network's last softmax"

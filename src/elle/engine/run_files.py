@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from elle.config import Config, format_radius
+from elle.config import Config
 from elle.engine import checkpoint
 from elle.engine.ranks import Ranks
 from elle.errors import InputError, expanded
@@ -26,10 +26,7 @@ FINAL = "final.parts"
 
 def run_directory(config: Config) -> Path:
     """Where a run writes: `out`, or runs/ and a name made of its settings."""
-    if config.out is not None:
-        return expanded(config.out)
-    eps = format_radius(config.eps or 0).replace("/", "-")
-    return Path("runs") / f"{config.data}-{config.method}-eps{eps}-seed{config.seed}"
+    return Path("runs") / config.name() if config.out is None else expanded(config.out)
 
 
 class RunFiles:

@@ -66,6 +66,11 @@ def is_wrong(logits: Tensor, y: Tensor) -> Tensor:
     return (logits.argmax(1) != y) | logits.isnan().any(1)
 
 
+def are_probabilities(logits: Tensor) -> Tensor:
+    """Which rows [B] are a softmax's already."""
+    return (logits >= 0).all(1) & ((logits.sum(1) - 1).abs() < 1e-4)
+
+
 def device_of(model: nn.Module, otherwise: torch.device) -> torch.device:
     """Where the network's parameters or buffers are."""
     for tensor in (*model.parameters(), *model.buffers()):

@@ -7,21 +7,17 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
 from elle.errors import InputError, first_line
 from elle.evaluation.mode import device_of, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack
 from elle.files import write_atomically
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-    from PIL.ImageFont import FreeTypeFont, ImageFont
 
 TILE, GAP, CAPTION, MARGIN = 96, 6, 18, 150
 """Pixels: a tile, the space between tiles, a caption's height, the space for the rows' names."""
@@ -98,10 +94,6 @@ def _row(name: str, model: nn.Module, x: Tensor, y: Tensor, delta: Tensor | None
 
 def draw(rows: Sequence[Row], eps: float, classes: Sequence[str], path: Path) -> None:
     """Write the rows as a PNG; no perturbation is grey, and the largest of a row, eps in linf, is black or white."""
-    try:
-        from PIL import Image, ImageDraw, ImageFont
-    except ImportError:
-        raise InputError("drawing needs pillow: pip install pillow") from None
     lines = [(row, False) for row in rows[:1]] + [(row, changed) for row in rows[1:] for changed in (False, True)]
     heights = [TILE + GAP + (0 if changed else CAPTION) for _, changed in lines]
     width = MARGIN + len(rows[0].y) * (TILE + GAP)
@@ -140,16 +132,14 @@ def _name(name: str, number: int) -> str:
     return plain if plain.isascii() else f"class {number}"
 
 
-def _fitting(words: str, font: FreeTypeFont | ImageFont) -> str:
+def _fitting(words: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
     """The words, cut to a tile's width."""
     while font.getlength(words) > TILE and len(words) > 1:
         words = words.rstrip("…")[:-1] + "…"
     return words
 
 
-def _tile(image: Tensor) -> Image:
-    from PIL import Image as Images
-
+def _tile(image: Tensor) -> Image.Image:
     pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).expand(3, -1, -1)  # grey becomes three channels
-    whole = Images.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
-    return whole.resize((TILE, TILE), Images.Resampling.NEAREST)
+    whole = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    return whole.resize((TILE, TILE), Image.Resampling.NEAREST)

@@ -23,7 +23,7 @@ from elle.evaluation import pgd
 from elle.evaluation.autoattack import ORDER, Norm, reference, search
 from elle.evaluation.autoattack.norms import length
 from elle.evaluation.autoattack.oracle import BLIND, Oracle
-from elle.evaluation.mode import current, evaluation_mode, exact_float32, is_wrong
+from elle.evaluation.mode import are_probabilities, current, evaluation_mode, exact_float32, is_wrong
 from elle.evaluation.names import EvaluationAttack
 from elle.evaluation.units import Images, Outcome, Settings, Store, Unit, as_tensor, plan, unit_seed
 
@@ -167,7 +167,7 @@ class Worker:
                 (~torch.isclose(logits, again, rtol=0, atol=float(1e-3 * scale), equal_nan=True)).any(1).sum()
             ),
             "undefined": int(logits.isnan().any(1).sum()),
-            "probabilities": int(((logits >= 0).all(1) & ((logits.sum(1) - 1).abs() < 1e-4)).sum()),
+            "probabilities": int(are_probabilities(logits).sum()),
             "right": int(right.sum()),
             "zero_gradient": int(flat.sum()),
             "saturated": int(((F.softmax(logits, 1).amax(1) == 1) | logits.isposinf().any(1)).sum()),

@@ -1,0 +1,1 @@
+"""Recipes and what becomes of their runs: sweeps, reports, figures, tuning; all of it starts without torch."""

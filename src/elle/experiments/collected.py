@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from elle.config import OWN_IMAGES, Config, format_radius, on_own_images
+from elle.config import OWN_IMAGES, Config, format_value, on_own_images
 from elle.errors import InputError
 from elle.experiments.recipe import Recipe, load_recipe, run_id
 from elle.experiments.rundir import RunDirectory, open_runs
@@ -70,7 +70,7 @@ class Setting:
         return flat(self.config).get(key)
 
     def label(self, key: str) -> str:
-        return spelled(key, self.value(key))
+        return format_value(key, self.value(key))
 
 
 @dataclass(frozen=True)
@@ -99,22 +99,24 @@ class Collected:
     def configs(self) -> list[Config]:
         return [setting.config for setting in self.settings]
 
+    @cached_property
+    def numbers(self) -> list[str]:
+        """The names of all numbers that some run has."""
+        return list(dict.fromkeys(name for setting in self.settings for one in setting.measured for name in one))
+
     @property
     def metrics(self) -> list[str]:
         """The numbers to tabulate: those the recipe asks for, otherwise the attacks, the strongest first."""
-        found = {name for setting in self.settings for one in setting.measured for name in one}
-        chosen = [name for name in self.asked("metric") if name in found]
-        tested = {name for name in found if name not in TIMES and not name.startswith(VALIDATION)}
+        chosen = [name for name in self.asked("metric") if name in self.numbers]
+        tested = [name for name in self.numbers if name not in TIMES and not name.startswith(VALIDATION)]
         return chosen or sorted(tested, key=_strength)
 
     @property
     def not_measured(self) -> list[str]:
         """The numbers that the recipe's tables are to show, or to compare with the paper's, and no run has."""
-        of_records = self.asked("kind") in (["curves"], ["steps"], ["pictures"])
-        asked = [] if of_records else self.asked("metric")
+        asked = [] if self.kind in ("curves", "steps", "pictures") else self.asked("metric")
         asked = [*asked, *(one.metric for one in self.recipe.expected)] if self.recipe else asked
-        found = {name for setting in self.settings for one in setting.measured for name in one}
-        return [name for name in dict.fromkeys(asked) if name not in found]
+        return [name for name in dict.fromkeys(asked) if name not in self.numbers]
 
     @property
     def fewer_images(self) -> dict[str, int]:
@@ -133,10 +135,14 @@ class Collected:
         return [name for name in self.metrics
                 if any((score := setting.score(name)) and score.count < runs for setting, runs in whole)]  # fmt: skip
 
+    @property
+    def kind(self) -> str | None:
+        """The kind of the recipe's figure; None without a recipe."""
+        return self.recipe.kind if self.recipe else None
+
     def asked(self, key: str) -> list[str]:
         """The words under a key of the recipe's figure; none without a recipe."""
-        words = self.recipe.figure.get(key, []) if self.recipe else []
-        return [str(word) for word in (words if isinstance(words, list) else [words])]
+        return self.recipe.asked(key) if self.recipe else []
 
 
 _PLACES = {"autoattack": 0, "pgd": 1, "fgsm": 3, "clean": 4}
@@ -210,37 +216,38 @@ def _is_accuracy(entry: Any) -> bool:
     return all(isinstance(value, (int, float)) and math.isfinite(value) for value in values)
 
 
-def find_runs(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
+def find_runs(sources: Sequence[str]) -> Collected:
     """The runs that the words of the command line name: a recipe and folders of its runs, or runs and folders."""
-    recipe, folders = None, [Path(source) for source in sources]
+    named, folders = None, [Path(source) for source in sources]
     if not folders[0].is_dir():
         if len(folders[0].parts) > 1 and folders[0].suffix != ".toml":
             raise InputError(
                 f"there is no folder {folders[0]}; give runs, a folder of runs, or a row of `elle recipes`"
             )
-        recipe = load_recipe(sources[0])
-        folders = folders[1:] or [where / recipe.name]
+        named = load_recipe(sources[0])
+        folders = folders[1:] or [Path("runs") / named.name]
     runs = open_runs([path for folder in folders for path in _run_paths(folder)])
-    if recipe is not None and not _places(runs, recipe):
+    recipe = named or _recipe_of(folders)
+    places = _places(runs, recipe) if recipe else {}
+    if named and not places:
         raise InputError(
-            f"none of the {len(runs)} runs in {folders[0]} belongs to recipe {recipe.name} as it is now; make them "
+            f"none of the {len(runs)} runs in {folders[0]} belongs to recipe {named.name} as it is now; make them "
             f"with `elle sweep {shlex.quote(sources[0])}`, or report those without it: "
             f"elle report {shlex.quote(str(folders[0]))}"
         )
-    recipe = recipe or _recipe_of(folders, runs)
     found = len(runs)
-    if recipe is not None:
-        places = _places(runs, recipe)
+    if places:
         runs = sorted((run for run in runs if run.path in places), key=lambda run: (places[run.path], run.config.seed))
     distinct = _distinct(runs)
     # Without a reason that can be read, the run is listed as not finished.
     failures = {run.name: str(reason) for run in distinct if (reason := read_object(run.path / FAILURE).get("reason"))}
+    recipe = recipe if places else None  # of a sweep whose recipe has changed
     return Collected(folders[0], recipe, distinct, failures, len(runs) - len(distinct), found - len(runs))
 
 
-def gather(sources: Sequence[str], where: Path = Path("runs")) -> Collected:
+def gather(sources: Sequence[str]) -> Collected:
     """As `find_runs`; InputError where no run has finished, or none has an accuracy."""
-    found = find_runs(sources, where)
+    found = find_runs(sources)
     if not found.settings:
         raise InputError(
             f"no run in {found.folder} has finished (of {len(found.runs)}); continue with the same `elle sweep`, or "
@@ -262,13 +269,12 @@ def _run_paths(folder: Path) -> list[Path]:
     return paths
 
 
-def _recipe_of(folders: Sequence[Path], runs: Sequence[RunDirectory]) -> Recipe | None:
-    """The recipe a folder was swept from, if it can still be found and these runs still belong to it."""
+def _recipe_of(folders: Sequence[Path]) -> Recipe | None:
+    """The recipe a folder was swept from, if it can still be found."""
     if len(folders) > 1:
         return None
     try:
-        recipe = load_recipe(read_object(folders[0] / MANIFEST)["recipe"])
-        return recipe if _places(runs, recipe) else None
+        return load_recipe(read_object(folders[0] / MANIFEST)["recipe"])
     except (InputError, KeyError):
         return None
 
@@ -299,19 +305,6 @@ def flat(config: Config) -> dict[str, Any]:
     options = values.pop("options")
     values["root"] = Path(config.root or "").name if config.data in OWN_IMAGES else None
     return values | {f"method.{part}.{name}": value for part, own in options.items() for name, value in own.items()}
-
-
-def spelled(key: str, value: Any) -> str:
-    """A setting's value as a user would write it; values that differ are never written alike."""
-    if value is None:
-        return "-"
-    if key == "eps":
-        return format_radius(value)
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and float(f"{value:g}") == value:
-        return f"{value:g}"
-    return str(value)
 
 
 def telling_keys(configs: Sequence[Config], first: Sequence[str] = ()) -> list[str]:

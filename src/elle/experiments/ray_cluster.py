@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from elle.config import Config, parse_config
+from elle.config import parse_config
 from elle.errors import InputError, first_line
 from elle.experiments.parcel import newest_checkpoint, pack, unpack
 from elle.experiments.sweep import Item
@@ -29,7 +29,7 @@ UNLIMITED = 1_000_000
 def train_remotely(name: str, values: dict[str, Any], parcel: bytes, every: float) -> Iterator[dict[str, Any]]:
     """On a node: first says where it is, then sends the run directory as it grows, last how the run ended."""
     yield {"node": socket.gethostname()}
-    config: Config = parse_config(values)
+    config = parse_config(values)
     with tempfile.TemporaryDirectory(prefix="elle-") as scratch:
         path = Path(scratch) / name
         path.mkdir()

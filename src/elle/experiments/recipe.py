@@ -22,6 +22,7 @@ MOST_RUNS = 10_000
 """More than anyone waits for: the paper's largest table has 576. All of them are in memory at once."""
 _TABLES = {"title", "seeds", "base", "grid", "runs", "expected", "figure"}
 _KINDS = ("table", "lines", "curves", "bars", "steps", "pictures")
+"""Of figures; a table where none is named."""
 _AXES = ("x", "line", "panel", "rows", "columns")
 _SEVERAL = ("metric", "curves", "at", "panel")
 _FIGURE = {"kind", "baseline", *_SEVERAL, *_AXES}
@@ -68,9 +69,8 @@ class Recipe:
         count = wanted * sum(math.prod(map(len, axes.values())) for axes in self.grid)
         if count > MOST_RUNS:
             raise InputError(f"recipe {self.name} has {count:,} runs, more than {MOST_RUNS:,}; write several recipes")
-        numbers = range(wanted)
         settings = [parse_config(nested(self.base | one), where=f"recipe {self.name}: ") for one in self._products()]
-        runs = [config.model_copy(update={"seed": seed}) for config in settings for seed in numbers]
+        runs = [config.model_copy(update={"seed": seed}) for config in settings for seed in range(wanted)]
         chosen = [run for run in runs if only is None or matches(run, only)]
         if not chosen:
             words = " ".join(f"{key}={value}" for key, value in (only or {}).items())
@@ -79,9 +79,18 @@ class Recipe:
             if only and only.keys() == {"eps"}:
                 levels = {"eps": _radius(only["eps"]) / 255}
                 words += f", did you mean eps={only['eps']}/255?" * any(matches(run, levels) for run in runs)
-            axes = {key for axes in self.grid for key in axes} | ({"seed"} if len(numbers) > 1 else set())
+            axes = {key for axes in self.grid for key in axes} | ({"seed"} if wanted > 1 else set())
             raise InputError(f"no run of recipe {self.name} has {words}; its runs differ in {', '.join(sorted(axes))}")
         return chosen
+
+    @property
+    def kind(self) -> str:
+        """The kind of the figure."""
+        return str(self.figure.get("kind", _KINDS[0]))
+
+    def asked(self, key: str) -> list[str]:
+        """The words under a key of the figure."""
+        return [str(word) for word in _words(self.figure, key)]
 
     def _products(self) -> Iterator[dict[str, Any]]:
         for axes in self.grid:
@@ -167,7 +176,7 @@ def load_recipe(path_or_name: str | Path) -> Recipe:
     file = known.get(str(path_or_name), Path(path_or_name))
     if file.suffix != ".toml" and not file.exists():
         raise InputError(
-            f"no recipe {str(path_or_name)!r}{nearest(str(path_or_name), known) if known else ''}; "
+            f"no recipe {str(path_or_name)!r}{nearest(str(path_or_name), known)}; "
             f"`elle recipes` lists them, and a path ends in .toml"
         )
     values = read_toml(file)
@@ -230,7 +239,7 @@ def _check_figure(figure: dict[str, Any]) -> None:
         if not all(isinstance(word, (str, int, float) if key == "at" else str) for word in words):
             kind = "names, one or a list of them" if key in _SEVERAL else "one name"
             raise InputError(f"[figure]: {key} = {figure[key]!r}; write {kind}")
-    kind = figure.get("kind", "table")
+    kind = figure.get("kind", _KINDS[0])
     if kind not in _KINDS:
         raise InputError(f"[figure]: kind = {kind!r}{nearest(str(kind), _KINDS)}; it is one of {', '.join(_KINDS)}")
     for name in [name for axis in _AXES for name in _words(figure, axis)]:
@@ -250,7 +259,7 @@ def _check_drawn(figure: dict[str, Any], runs: Sequence[Config]) -> None:
     known = {f"method.{part}.{name}" for whole in runs for part, own in whole.options.items() for name in own}
     for name in [name for axis in _AXES for name in _words(figure, axis)]:
         if name.startswith("method.") and name not in known:
-            raise InputError(f"[figure]: no run sets {name}{nearest(name, known) if known else ''}")
+            raise InputError(f"[figure]: no run sets {name}{nearest(name, known)}")
     across = figure.get("columns", figure.get("x", "eps"))
     for value in _words(figure, "at") if across != "metric" else []:
         if not any(_has(whole, {across: worded(across, str(value))}) for whole in runs):

@@ -40,7 +40,7 @@ def write_report(collected: Collected, out: Path) -> list[Path]:
     closing = [comparison_table(comparisons, layout)] if comparisons else []
     closing += [table for table in (rollback_table(collected), failure_table(collected)) if table is not None]
     title = collected.recipe.title if collected.recipe else _counted(len(collected.runs), "run")
-    lead = _lead(collected, comparisons)
+    lead = _lead(collected, layout, comparisons)
     pictures = _pictures(collected, layout)
     shown = [Picture(title, file.read_bytes()) for title, file in pictures]
     parts: list[Part] = [*tables, *shown, *figures, *closing]
@@ -63,7 +63,7 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
+def _lead(collected: Collected, layout: Layout, comparisons: Sequence[Comparison]) -> str:
     finished = sum(len(setting.runs) for setting in collected.settings)
     seeds = sorted({len(setting.runs) for setting in collected.settings})
     counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
@@ -72,13 +72,13 @@ def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
     settings = _counted(len(collected.recipe.runs(1)) if collected.recipe else count, "setting")
     text = f"{whole}{settings} with {counts} seed{'s' * (seeds[-1] > 1)} each"
     text += f", {_counted(finished, 'run')}; mean \u00b1 std over seeds."
-    if collected.asked("kind") == ["pictures"] and not _pictures(collected, lay_out(collected)):
+    if collected.kind == "pictures" and not _pictures(collected, layout):
         text += " The pictures are still to be drawn: `elle show DIR` for each run, then this report again."
     if changed := sum(run.went_on_with() is not None for setting in collected.settings for run in setting.runs):
         text += f" {changed} of them collapsed and went on with a stronger method than their row says: see the end."
     if missing := collected.not_measured:
         text += f" No run has measured {', '.join(map(metric_name, missing))}, which the recipe asks for."
-    if (baseline := collected.asked("baseline")) and not baseline_tables(collected, layout := lay_out(collected)):
+    if (baseline := collected.asked("baseline")) and not baseline_tables(collected, layout):
         names = "; ".join(dict.fromkeys(layout.label(setting, layout.carrier) for setting in collected.settings))
         text += f" Nothing is compared with the baseline {baseline[0]}: the settings with results are {names}."
     if few := collected.fewer_images:
@@ -102,7 +102,7 @@ def _lead(collected: Collected, comparisons: Sequence[Comparison]) -> str:
 
 def _pictures(collected: Collected, layout: Layout) -> list[tuple[str, Path]]:
     """The attacked images that `elle show` has drawn, where the recipe's figure is made of them."""
-    if collected.asked("kind") != ["pictures"]:
+    if collected.kind != "pictures":
         return []
     runs = [(f"Attacked images, {layout.full(setting)}", run) for setting in collected.settings for run in setting.runs]
     return [(title, file) for title, run in runs if (file := run.path / PICTURE).exists()]
@@ -165,8 +165,7 @@ def _plain(value: Any) -> str:
 
 def _runs_csv(collected: Collected) -> str:
     """A line a run, with every number it measured."""
-    names = list(dict.fromkeys(name for setting in collected.settings for one in setting.measured for name in one))
-    keys = _keys(collected)
+    names, keys = collected.numbers, _keys(collected)
     rows = [
         [run.name, *(setting.label(key) for key in keys), run.config.seed, str(run.collapse_step() is not None).lower()]
         + [_plain(numbers.get(name)) for name in names]

@@ -32,12 +32,12 @@ def report_figures(collected: Collected, layout: Layout) -> list[Figure]:
     groups = layout.grouped(collected.settings)
     over = [chart for panel, settings in groups.items() for metric in collected.metrics
             for chart in _over(settings, layout, metric, panel)]  # fmt: skip
-    asked = collected.asked("metric") if collected.asked("kind") == ["curves"] else collected.asked("curves")
+    asked = collected.asked("metric") if collected.kind == "curves" else collected.asked("curves")
     columns: list[str | None] = [*asked] or [None]
     curves = [chart for panel, settings in groups.items() for column in columns
               for chart in _curves(settings, layout, panel, column, collected.asked("at"))]  # fmt: skip
     curves = _side_by_side(curves)
-    if collected.asked("kind") == ["steps"]:
+    if collected.kind == "steps":
         firsts = [(setting.runs[0], layout.full(setting)) for setting in collected.settings]
         curves += [chart for run, name in firsts for chart in weight_evolution(run, name)]
     times = [metric for metric in collected.metrics if metric in TIMES] or ["seconds"]
@@ -147,17 +147,14 @@ def _runtime(settings: Sequence[Setting], layout: Layout, panel: str, time: str)
         if taken:
             std = statistics.stdev(taken) if len(taken) > 1 else None
             bars.append(Bar(label, statistics.fmean(taken), std))
+    if not bars:
+        return []
     devices = sorted({str((run.result or {}).get("device")) for one in settings for run in one.runs})
-    note = f"On {' and '.join(devices)}" + (
-        "; times of different machines do not compare." if len(devices) > 1 else "."
-    )
+    warning = "; times of different machines do not compare" if len(devices) > 1 else ""
+    note = f"On {' and '.join(devices)}{warning}."
     if layout.across != "eps" and any(one.value(layout.across) is not None for one in settings):
         note += f" After each name: {layout.across}."
     if any(bar.std is not None for bar in bars):
         several = layout.across == "eps" and len(layout.along(settings, "eps")) > 1
         note += f" Means over {'seeds and eps' if several else 'seeds'}; whiskers: one std."
-    return (
-        [Bars(_titled(metric_name(time), panel), {"s": "seconds", "ms": "milliseconds"}[name], bars, note)]
-        if bars
-        else []
-    )
+    return [Bars(_titled(metric_name(time), panel), {"s": "seconds", "ms": "milliseconds"}[name], bars, note)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Protocol
 
-from elle.config import OWN_IMAGES, Config, format_radius, load_config, parse_words
+from elle.config import OWN_IMAGES, Config, load_config, parse_words
 from elle.errors import InputError, WorkError
 from elle.experiments.recipe import Recipe, matches, run_id, worded
 from elle.experiments.rundir import RunDirectory
@@ -77,9 +77,7 @@ class Executor(Protocol):
 
 def run_name(config: Config) -> str:
     """A name a person can read, and eight digits of the run's identity."""
-    whole = config.resolved()
-    eps = format_radius(whole.eps or 0).replace("/", "-")
-    return f"{whole.data}-{whole.method}-eps{eps}-seed{whole.seed}-{run_id(config)[:8]}"
+    return f"{config.resolved().name()}-{run_id(config)[:8]}"
 
 
 def chosen_runs(recipe: Recipe, seeds: int | None, only: Sequence[str]) -> list[Config]:

@@ -11,7 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from elle.experiments.collected import flat, spelled, telling_keys
+from elle.config import format_value
+from elle.experiments.collected import flat, telling_keys
 from elle.experiments.sweep import Item, counts
 
 _ORDER = {"running": 0, "failed": 1, "stopped": 1, "waiting": 2, "finished": 3}
@@ -119,11 +120,11 @@ def columns(keys: Sequence[str]) -> list[str]:
 def cells(item: Item, keys: Sequence[str]) -> list[str]:
     """A run's row of the table."""
     values = flat(item.config)
-    told = [spelled(key, values.get(key)) for key in keys if not key.startswith("method.")]
+    told = [format_value(key, values.get(key)) for key in keys if not key.startswith("method.")]
     own = [key for key in keys if key.startswith("method.")]
     if own:
         has = [key for key in own if values.get(key) is not None]
-        told.append(", ".join(f"{key}={spelled(key, values[key])}" for key in has) or "-")
+        told.append(", ".join(f"{key}={format_value(key, values[key])}" for key in has) or "-")
     epochs = f"{item.epochs_done:g}/{item.epochs or '?'}"
     return [item.name, *told, str(item.config.seed), epochs, item.state, item.said]
 

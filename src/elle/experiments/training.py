@@ -1,4 +1,4 @@
-"""One run of a sweep as a process of its own: started, watched by its files, stopped gently."""
+"""One run of a sweep, or of the demo, as a process of its own: started, watched by its files, stopped gently."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def start_training(config: Config, path: Path, environment: Mapping[str, str]) -
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
-            start_new_session=True,  # Ctrl-C reaches the sweep alone, which then stops its runs in order
-            preexec_fn=stop_with_parent,
+            start_new_session=True,  # Ctrl-C reaches who started it alone, and that stops its runs in order
+            preexec_fn=_stop_with_parent,
         )
 
 
@@ -46,10 +46,12 @@ def _settings(config: Config, path: Path, file: Path) -> Config:
     """The run's settings: those it began with, as image folders fill in more, but for where and how it is made now."""
     here = {"out": str(path)} | {key: getattr(config, key) for key in ("root", "device", "compile", "workers")}
     begun = load_config([], file) if file.exists() else config
+    if begun.cache and config.cache:  # a run that was begun without one goes on without
+        here["cache"] = config.cache
     return begun.model_copy(update=here)
 
 
-def stop_with_parent() -> None:
+def _stop_with_parent() -> None:
     """If what started the runs is killed outright, they save themselves and end rather than go on unseen (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

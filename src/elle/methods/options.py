@@ -89,8 +89,9 @@ def _with_fields(method: Method, slot: str, fields: Mapping[str, Any]) -> Method
         kinds = _KINDS.get(str(known[name]), (str, int, float))
         if isinstance(value, bool) != (kinds == (bool,)) or not isinstance(value, kinds):
             default = getattr(part, name)
-            like = "a whole number" if default is None else f"like its default, {default!r}"
-            raise InputError(f"method.{slot}.{name}={value!r} should be {like}")
+            words = {bool: "true or false", type(None): "a whole number"}
+            wanted = words.get(type(default), f"like its default, {default!r}")
+            raise InputError(f"method.{slot}.{name}={value!r} should be {wanted}")
     try:
         return dataclasses.replace(method, **{slot: dataclasses.replace(part, **fields)})
     except (TypeError, ValueError) as problem:

@@ -61,6 +61,9 @@ class Cost:
     input_gradients: int
     weight_gradients: int
 
+    def __str__(self) -> str:
+        return f"{self.forwards}+{self.input_gradients}+{self.weight_gradients} = {self.total}"
+
     def __add__(self, other: Cost) -> Cost:
         return Cost(
             self.forwards + other.forwards,

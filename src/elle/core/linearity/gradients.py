@@ -78,9 +78,7 @@ def directional_curvature(model: Model, x: Tensor, y: Tensor, eps: float | Tenso
         slope = (input_gradient(model, x, y, differentiable=True) * v).sum()
         if not slope.requires_grad:  # a loss that is affine in x has no second derivative to ask for
             return torch.zeros(len(x), device=x.device, dtype=x.dtype)
-        (product,) = torch.autograd.grad(slope, x, allow_unused=True)
-    if product is None:
-        return torch.zeros(len(x), device=x.device, dtype=x.dtype)
+        (product,) = torch.autograd.grad(slope, x, materialize_grads=True)
     return (product * v).flatten(1).sum(1)
 
 

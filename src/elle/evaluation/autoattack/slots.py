@@ -104,26 +104,29 @@ def broken_points(attack: Attack, oracle: Oracle, x: Tensor, eps: float, norm: N
         left, excess = torch.stack((rows.left.double(), rows.excess.double())).cpu().numpy()  # waits for the device
         seen = np.flatnonzero(busy & (excess > float("-inf")) & ~broken[points])
         if len(seen):
-            slot = torch.from_numpy(seen).to(x.device)
+            slot = _index(seen, x)
             found = settled(rows.x_found[slot], rows.x[slot], eps, norm)
             sure = oracle.misclassified(found, rows.y[slot]).cpu().numpy()  # waits
             rows.excess[slot] = float("-inf")
             # Of several slots that broke one point the first counts: the choice must not be the device's.
             new, first = np.unique(points[seen[sure]], return_index=True)
-            x_adv[torch.from_numpy(new).to(x.device)] = found[
-                torch.from_numpy(np.flatnonzero(sure)[first]).to(x.device)
-            ]
+            x_adv[_index(new, x)] = found[_index(np.flatnonzero(sure)[first], x)]
             broken[new] = True
         busy &= (left > 0) & ~broken[points]
         _refill(attack, rows, points, busy, left, queue)
         if _worth_shrinking(busy, graph):
             keep = np.flatnonzero(busy)
-            rows = rows.rows(torch.from_numpy(keep).to(x.device))
+            rows = rows.rows(_index(keep, x))
             points, left, busy = points[keep], left[keep], busy[keep]
             step = _stepper(attack, rows, graph)
         if busy.any():
             questions = int(min(attack.interval, np.quantile(left[busy], _WORTH_A_LOOK)))
     return x_adv
+
+
+def _index(numbers: np.ndarray[Any, Any], like: Tensor) -> Tensor:
+    """The numbers of rows where these are to be looked up."""
+    return torch.from_numpy(numbers).to(like.device)
 
 
 def _fresh(attack: Attack, items: list[tuple[int, int]], device: torch.device) -> tuple[np.ndarray[Any, Any], Any]:
@@ -146,7 +149,7 @@ def _refill(
         return
     free = free[: len(items)]
     new_points, new_rows = _fresh(attack, items, rows.x.device)
-    rows.put(torch.from_numpy(free).to(rows.x.device), new_rows)
+    rows.put(_index(free, rows.x), new_rows)
     points[free], busy[free], left[free] = new_points, True, attack.questions
 
 
