@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from elle.core.precision import autocast
+from elle.engine import runtime
 from elle.engine.loop import train
 from elle.engine.runtime import GraphedStep, pick_device, pick_precision, stop_signals, stopped_at_once
 from elle.errors import InputError, Interrupted
@@ -34,6 +35,16 @@ def test_a_device_of_another_kind_is_refused_with_the_choices(name):
 def test_a_gpu_that_is_not_there_is_refused_with_the_number_there_is():
     with pytest.raises(InputError, match=f"device=cuda:99: this machine has {torch.cuda.device_count()} CUDA devices"):
         pick_device("cuda:99")
+
+
+@pytest.mark.parametrize(("ours", "expected"), [(2, [2]), (64, [])])
+def test_on_a_cpu_torch_uses_no_more_cores_than_are_ours(monkeypatch, ours, expected):
+    chosen = []
+    monkeypatch.setattr(runtime, "usable_cores", lambda: ours)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    pick_device("cpu")
+    assert chosen == expected
 
 
 @without_gpu

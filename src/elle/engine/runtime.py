@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from elle.core.precision import Precision
+from elle.data.cores import usable_cores
 from elle.errors import InputError, stopped_by
 from elle.evaluation.capture import CannotCapture, Captured
 from elle.signals import handling
@@ -24,7 +25,7 @@ def _stops() -> tuple[signal.Signals, ...]:
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:1` as a device that is really there."""
+    """`auto`, `cpu`, `cuda` or `cuda:1` as a device that is really there; of a CPU, the cores that are ours."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -35,6 +36,8 @@ def pick_device(name: str) -> torch.device:
         raise InputError(f"device={name}: this machine has {torch.cuda.device_count()} CUDA devices that torch can use")
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device={name} is not supported; use auto, cpu, cuda or cuda:N")
+    if device.type == "cpu" and torch.get_num_threads() > usable_cores():
+        torch.set_num_threads(usable_cores())  # torch does not know of a limit on its time
     return device
 
 
