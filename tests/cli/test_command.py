@@ -541,3 +541,15 @@ def test_json_is_strict(elle, run_copy, command):
         raise AssertionError(f"{name} is no JSON")
 
     json.loads(elle(command, *words, "--json").out, parse_constant=refuse)
+
+
+@pytest.mark.parametrize(
+    ("policy", "count", "expected"), [(None, None, "10000"), ("active", None, None), (None, "7", "7")]
+)
+def test_threads_wait_for_each_other_by_sleeping_unless_the_user_says_how(elle, monkeypatch, policy, count, expected):
+    for name, value in (("OMP_WAIT_POLICY", policy), ("GOMP_SPINCOUNT", count)):
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    assert elle("--version").code == 0
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
