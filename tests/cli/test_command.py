@@ -544,7 +544,7 @@ def test_json_is_strict(elle, run_copy, command):
 
 
 @pytest.mark.parametrize(
-    ("policy", "count", "expected"), [(None, None, "10000"), ("active", None, None), (None, "7", "7")]
+    ("policy", "count", "expected"), [(None, None, "3000"), ("active", None, None), (None, "7", "7")]
 )
 def test_threads_wait_for_each_other_by_sleeping_unless_the_user_says_how(elle, monkeypatch, policy, count, expected):
     for name, value in (("OMP_WAIT_POLICY", policy), ("GOMP_SPINCOUNT", count)):

@@ -78,10 +78,10 @@ def _prepare_threads() -> None:
     """Have torch's threads, before it is imported, wait for each other by sleeping sooner than they would.
 
     Until then they keep a core busy, which another training on the same machine needs: two of the digits on two cores
-    took 21 s an epoch, and take 1.1 s so. One alone took 0.16 s, and takes 0.17.
+    took 25 s an epoch, and take 0.6 s so. One alone takes 0.1 s either way; at a count of 1,000 it would be slower.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 
 def _of_system(problem: Exception) -> InputError | WorkError | None:
