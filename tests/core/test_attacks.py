@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from elle.core.attacks import Replay, SignStep, fgsm, n_fgsm, pgd
+from elle.core.attacks.network import begun
 from elle.core.linearity import input_gradient
 from tests.networks import Affine, conv_net, images, smooth_net, trained
 
@@ -555,3 +556,12 @@ def test_a_replayed_perturbation_is_trained_on_inside_the_pixel_range_where_that
     x, delta = torch.tensor([[0.0, 0.5, 1.0, 1.0]]), torch.tensor([[-0.1, 0.1, 0.1, -0.1]])
     torch.testing.assert_close(Replay(clip=True).points(x, delta), torch.tensor([[0.0, 0.6, 1.0, 0.9]]))
     torch.testing.assert_close(Replay(clip=False).points(x, delta), torch.tensor([[-0.1, 0.6, 1.1, 0.9]]))
+
+
+@pytest.mark.parametrize("shape", [(), (4, 3)])
+def test_a_backward_begins_with_the_slope_it_is_given(shape):
+    x, slope = torch.randn(5, requires_grad=True), torch.randn(shape)
+    value = x.square().sum() * torch.arange(1.0, 1 + slope.numel()).reshape(shape)
+    (expected,) = torch.autograd.grad(value, x, slope, retain_graph=True)
+    (found,) = torch.autograd.grad(begun(value, slope), x)
+    assert torch.equal(found, expected)

@@ -1,6 +1,8 @@
 """A whole run: what it writes, what its seed decides, when it stops, and what it refuses before it starts."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -415,3 +417,15 @@ def test_eps_grows_with_its_schedule_and_the_monitor_waits_for_it(settings, monk
     assert (rates[0], rates[-1]) == pytest.approx((0.2 * 0.5 / 54 / 0.4, 0.2 * 0.5 / 54 / 0.6))  # not 0 at either end
     probes = read_lines(Path(settings(out="growing").out) / "probes.jsonl")
     assert [probe["step"] for probe in probes] == list(range(18, 55, 6))
+
+
+def test_training_imports_neither_torchs_compiler_nor_sympy(tmp_path):
+    code = f"""
+import sys
+from elle.config import load_config
+from elle.engine.loop import train
+train(load_config(["data=mnist5k", "method=elle-a", "max_steps=2", "final=clean", "device=cpu", "out={tmp_path}/run"]))
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines()[-1] == "[]"

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from elle.core.attacks.network import begun
+
 
 class Slopes:
     """The sum of the gradients of several losses."""
@@ -18,7 +20,8 @@ class Slopes:
 
     def add(self, loss: Tensor, begin: Tensor | None) -> None:
         """Add the gradient of this loss times `begin`, where its backward begins."""
-        found = torch.autograd.grad(loss, self.parameters, begin, allow_unused=True)
+        start = loss if begin is None else begun(loss, begin)
+        found = torch.autograd.grad(start, self.parameters, allow_unused=True)
         added = {one: part for one, part in zip(self.parameters, found, strict=True) if part is not None}
         torch._foreach_add_([self.sums[one] for one in added], list(added.values()))
         self.reached |= added.keys()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from elle.core.attacks import Replay
+from elle.core.attacks.network import begun
 from elle.core.controller import OnOff
 from elle.core.precision import Precision, autocast
 from elle.core.second_order import twice_differentiable
@@ -277,7 +278,9 @@ class Step:
 
     def _backward(self, total: Tensor, keep: bool = False) -> None:
         with torch.autocast(self.device.type, enabled=False):
-            total.backward(self._loss_scale(), retain_graph=keep)  # type: ignore[no-untyped-call]
+            scale = self._loss_scale()
+            start = total if scale is None else begun(total, scale)
+            start.backward(retain_graph=keep)  # type: ignore[no-untyped-call]
 
     def _loss_scale(self) -> Tensor | None:
         """Where a backward begins, instead of 1: the gradients of the loss times this, without that product."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from elle.core.attacks.checks import check_classes, check_count, check_logits, check_probabilities
-from elle.core.attacks.network import Model, apart_from_ranks, differentiable, in_eval_mode, unwrapped
+from elle.core.attacks.network import Model, apart_from_ranks, begun, differentiable, in_eval_mode, unwrapped
 
 Norm = Literal["linf", "l2"]
 
@@ -128,7 +128,7 @@ class SignStep:
             x, target = (value.clone() if value.is_inference() else value for value in (x, target))
             x = x.detach().requires_grad_()
             start, slope = self._differentiated(check_classes(check_logits(model(x))), target)
-            (gradient,) = torch.autograd.grad(start, x, slope)
+            (gradient,) = torch.autograd.grad(begun(start, slope), x)
         return gradient
 
     def _differentiated(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from elle.core.attacks.network import begun
 from elle.core.precision import Precision, autocast
 from elle.evaluation.mode import exact_float32, is_wrong, repeatable, tf32
 from elle.models.batch_norm import fusing
@@ -120,7 +121,7 @@ def _pulled_back(outputs: Tensor, x: Tensor, slope: Tensor) -> Tensor:
     if not outputs.requires_grad:
         warnings.warn(BLIND, stacklevel=2)
         return torch.zeros_like(x)
-    (gradient,) = torch.autograd.grad(outputs, x, slope, materialize_grads=True)
+    (gradient,) = torch.autograd.grad(begun(outputs, slope), x, materialize_grads=True)
     return gradient
 
 
