@@ -5,7 +5,7 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any
 
 import pytest
@@ -257,6 +257,60 @@ def test_the_settings_tried_for_the_speedrun_did_what_the_page_on_speed_says():
     small, whole = (fmean(median(run["epoch_seconds"][part]) for run in runs) for part in (slice(1, 12), slice(13, 24)))
     change = fmean(run["epoch_seconds"][12] for run in runs) - whole
     assert f"takes {small:.2f} s instead of {whole:.2f}, and the change of size {change:.0f} s" in text
+
+
+def test_shorter_settings_did_what_the_page_on_speed_says():
+    text, measured = words_of("docs/speed.md"), of_h200("speedrun-settings")
+    for row in measured["lengths"]["rows"]:
+        cells = " | ".join(f"{100 * row[name]:.2f}" for name in ("clean", "margin", "apgd-t"))
+        assert f"| `{row['setting']}` | {row['peak']} | {cells} |" in text
+    by_tries = {row["tried"]: row for row in measured["first_step"]["rows"]}
+    all_ten, three, none = (by_tries[tried] for tried in (10, 3, 0))
+    saved, slower = all_ten["first_s"] - none["first_s"], (none["left_out_ms"] - all_ten["left_out_ms"]) / 1000
+    told = f"takes {saved:.1f} s less, but a later one {none['left_out_ms']:.2f} ms instead of"
+    assert f"{told} {all_ten['left_out_ms']:.2f}, which costs as much in 20 epochs" in text
+    assert slower * 20 * 191 == pytest.approx(saved, rel=0.1)
+    assert f"three kernels instead of ten saves {all_ten['first_s'] - three['first_s']:.1f} s" in text
+
+
+def test_the_speedrun_took_and_reached_what_the_pages_say():
+    text, timed = words_of("docs/speed.md"), of_h200("speedrun-settings")["recipe"]["runs"]
+    seconds, loading, first = ([run[key] for run in timed] for key in ("seconds", "loading", "warm_up"))
+    assert f"takes **{fmean(seconds):.1f} s** on an NVIDIA H200 ({min(seconds):.1f} to {max(seconds):.1f}, five" in text
+    assert f"of which loading takes {fmean(loading):.1f} and the first four steps {fmean(first):.1f}." in text
+    attacked = of_h200("speedrun")["runs"]
+    pairs = {
+        name: " and ".join(f"{100 * run['accuracy'][name]:.2f}" for run in attacked)
+        for name in ("clean", "pgd-20", "autoattack")
+    }
+    told = f"AutoAttack leaves **{pairs['autoattack']} %** (PGD-20 {pairs['pgd-20']}, clean {pairs['clean']})"
+    assert told in text
+    header = " ".join(line.removeprefix("#") for line in (ROOT / "recipes/speedrun.toml").read_text().splitlines())
+    assert f"take {fmean(seconds):.1f} s (five seeds)" in " ".join(header.split())
+    assert f"AutoAttack leaves {pairs['autoattack']} %" in " ".join(header.split())
+    rounded = " and ".join(f"{100 * run['accuracy']['autoattack']:.1f}" for run in attacked)
+    assert f"reach {rounded} % under AutoAttack (two seeds) in {fmean(seconds):.0f} s" in words_of("README.md")
+
+
+def test_what_leaving_out_every_second_penalty_costs_is_what_was_measured():
+    runs, text = of_h200("shortcuts")["runs"], words_of("docs/speed.md")
+    default = [
+        run
+        for run in json.loads((ROOT / "results/short.json").read_text())["runs"]
+        if (run["method"], run["eps"]) == ("elle-a", "8/255")
+    ]
+
+    def over_seeds(values: list[float]) -> str:
+        return f"{fmean(values):.2f} ± {stdev(values):.2f}"
+
+    cells = [over_seeds([run[name] for run in default]) for name in ("clean", "pgd-20", "autoattack")]
+    step = times("preact-resnet18")["elle-a"]["ms"]
+    assert f"| the default | {step * 0.382:.2f} | {' | '.join(cells)} | {len(default)} |" in text
+    seconds = fmean(run["seconds_per_epoch"] for run in runs if "seconds_per_epoch" in run)
+    cells = [over_seeds([run[name] / 100 for run in runs]) for name in ("clean", "pgd-20")]
+    (left,) = [run["apgd-t"] / 100 for run in runs if "apgd-t" in run]
+    assert f"| `method.weight.every=2` | {seconds:.2f} | {' | '.join(cells)} | {left:.2f} (one seed" in text
+    assert f"an epoch takes {seconds:.2f} s" in words_of("README.md")
 
 
 def named_alone(setting: str) -> str:
