@@ -20,8 +20,7 @@ class Slopes:
 
     def add(self, loss: Tensor, begin: Tensor | None) -> None:
         """Add the gradient of this loss times `begin`, where its backward begins."""
-        start = loss if begin is None else begun(loss, begin)
-        found = torch.autograd.grad(start, self.parameters, allow_unused=True)
+        found = torch.autograd.grad(begun(loss, begin), self.parameters, allow_unused=True)
         added = {one: part for one, part in zip(self.parameters, found, strict=True) if part is not None}
         torch._foreach_add_([self.sums[one] for one in added], list(added.values()))
         self.reached |= added.keys()

@@ -278,9 +278,7 @@ class Step:
 
     def _backward(self, total: Tensor, keep: bool = False) -> None:
         with torch.autocast(self.device.type, enabled=False):
-            scale = self._loss_scale()
-            start = total if scale is None else begun(total, scale)
-            start.backward(retain_graph=keep)  # type: ignore[no-untyped-call]
+            begun(total, self._loss_scale()).backward(retain_graph=keep)  # type: ignore[no-untyped-call]
 
     def _loss_scale(self) -> Tensor | None:
         """Where a backward begins, instead of 1: the gradients of the loss times this, without that product."""

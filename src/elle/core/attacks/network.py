@@ -93,12 +93,14 @@ def in_eval_mode(model: Model) -> Iterator[None]:
             module.training = training
 
 
-def begun(value: Tensor, slope: Tensor) -> Tensor:
-    """A scalar whose backward begins at `value` with `slope`, of the same shape; it is not to be read.
+def begun(value: Tensor, slope: Tensor | None) -> Tensor:
+    """A scalar, not to be read, whose backward begins at `value` with `slope`, of the same shape; None: `value` itself.
 
     As `value.backward(slope)`, but that has torch import sympy to compare the shapes: half a second of the first step,
     and above two seconds where no compiled modules are kept.
     """
+    if slope is None:
+        return value
     start: Tensor = _Begun.apply(value, slope)  # type: ignore[no-untyped-call]
     return start
 
