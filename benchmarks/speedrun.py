@@ -182,20 +182,21 @@ def _over_seeds(values: list[float]) -> dict[str, float | None]:
     return {"mean": round(statistics.fmean(values), 5), "std": std}
 
 
-def curve(rows: Sequence[dict[str, Any]], attack: str) -> Chart:
-    """Accuracy over seconds; settings that differ in their epochs alone are joined."""
-    lines: dict[str, list[dict[str, Any]]] = {}
+def curve(rows: Sequence[dict[str, Any]]) -> Chart:
+    """Accuracies over seconds; settings that differ in their epochs alone are joined."""
+    lines: dict[str, list[tuple[float, dict[str, float | None]]]] = {}
     for row in rows:
-        if attack in row["accuracy"]:
-            others = " ".join(word for word in row["setting"].split() if not word.startswith("epochs="))
-            lines.setdefault(others or "the recipe", []).append(row)
+        others = " ".join(word for word in row["setting"].split() if not word.startswith("epochs="))
+        for attack, score in row["accuracy"].items():
+            name = ", ".join(part for part in (others, attack) if part)
+            lines.setdefault(name, []).append((row["seconds"]["mean"], score))
     series = []
-    for name, mine in lines.items():
-        scores = [row["accuracy"][attack] for row in mine]
-        spread = [score["std"] for score in scores] if any(score["std"] is not None for score in scores) else []
-        x = [row["seconds"]["mean"] for row in mine]
-        series.append(Series(name, x, [score["mean"] for score in scores], spread))
-    return Chart(f"{attack} accuracy over seconds of loading and training", "seconds", attack, series, percent=True,
+    for name, points in lines.items():
+        spread = [score["std"] for _, score in points]
+        if not any(std is not None for std in spread):
+            spread = []
+        series.append(Series(name, [x for x, _ in points], [score["mean"] for _, score in points], spread))
+    return Chart("Accuracy over seconds of loading and training", "seconds", "accuracy", series, percent=True,
                  note="Bands: one std over seeds.")  # fmt: skip
 
 
@@ -205,7 +206,7 @@ def keep(new: dict[str, Any]) -> None:
     runs = [one for one in saved(path) if one["id"] != new["id"]] + [new]
     rows = summary(runs)
     write_json(path, {"torch": new["torch"], "device": new["device"], "settings": rows, "runs": runs})
-    write_text(path.with_suffix(".svg"), draw(curve(rows, list(new["accuracy"])[-1])))
+    write_text(path.with_suffix(".svg"), draw(curve(rows)))
 
 
 def saved(path: Path) -> list[dict[str, Any]]:
@@ -239,7 +240,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--root")
     parser.add_argument("--runs", type=Path, default=Path("runs/speedrun"))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--attack", default="clean,pgd-20,autoattack", help="the last one is drawn")
+    parser.add_argument("--attack", default="clean,pgd-20,autoattack")
     parser.add_argument("--limit", type=float, default=float("inf"), help="begin no run after so many seconds")
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)

@@ -202,8 +202,8 @@ def test_epochs_in_the_readme_are_those_of_the_table_of_steps():
     text = words_of("README.md")
     assert f"take {seconds['fgsm']} with `fgsm` or `n-fgsm` and {seconds['elle-a']} with `elle-a` (" in text
     assert f"a step of `elle-a` takes {steps['elle-a'] / steps['fgsm']:.1f} times one of `fgsm`" in text
-    kept = json.loads((ROOT / "results" / "short.json").read_text())["runs"]
-    whole = {(run["method"], run["eps"], run["seed"]): f"{run['seconds']:.0f}" for run in kept if "seconds" in run}
+    timed = [run for run in kept_runs() if "seconds" in run]
+    whole = {(run["method"], run["eps"], run["seed"]): f"{run['seconds']:.0f}" for run in timed}
     elle_a = f"{whole['elle-a', '8/255', 0]} and {whole['elle-a', '8/255', 2]} s"
     assert f"took {whole['fgsm', '16/255', 0]} s (`fgsm` at 16/255) and {elle_a} (`elle-a` at 8/255)" in text
 
@@ -274,43 +274,90 @@ def test_shorter_settings_did_what_the_page_on_speed_says():
 
 
 def test_the_speedrun_took_and_reached_what_the_pages_say():
-    text, timed = words_of("docs/speed.md"), of_h200("speedrun-settings")["recipe"]["runs"]
-    seconds, loading, first = ([run[key] for run in timed] for key in ("seconds", "loading", "warm_up"))
+    text, runs = words_of("docs/speed.md"), [run for run in of_h200("speedrun")["runs"] if run["setting"] == ""]
+    seconds, loading, first = ([run[key] for run in runs] for key in ("seconds", "loading", "warm_up"))
     assert f"takes **{fmean(seconds):.1f} s** on an NVIDIA H200 ({min(seconds):.1f} to {max(seconds):.1f}, five" in text
-    assert f"of which loading takes {fmean(loading):.1f} and the first four steps {fmean(first):.1f}." in text
-    attacked = of_h200("speedrun")["runs"]
-    pairs = {
-        name: " and ".join(f"{100 * run['accuracy'][name]:.2f}" for run in attacked)
-        for name in ("clean", "pgd-20", "autoattack")
-    }
-    told = f"AutoAttack leaves **{pairs['autoattack']} %** (PGD-20 {pairs['pgd-20']}, clean {pairs['clean']})"
+    assert f"of which loading takes {fmean(loading):.1f} and the first four steps {fmean(first):.1f}, and" in text
+    left = [100 * run["accuracy"]["autoattack"] for run in runs]
+    assert len(runs) == 5
+    assert all(run["images"] == 10_000 for run in runs)
+    told = f"AutoAttack leaves **{over_seeds(left)} %** of all 10,000 test images ({min(left):.2f} to {max(left):.2f})"
     assert told in text
     header = " ".join(line.removeprefix("#") for line in (ROOT / "recipes/speedrun.toml").read_text().splitlines())
-    assert f"take {fmean(seconds):.1f} s (five seeds)" in " ".join(header.split())
-    assert f"AutoAttack leaves {pairs['autoattack']} %" in " ".join(header.split())
-    rounded = " and ".join(f"{100 * run['accuracy']['autoattack']:.1f}" for run in attacked)
-    assert f"reach {rounded} % under AutoAttack (two seeds) in {fmean(seconds):.0f} s" in words_of("README.md")
+    told = f"training take {fmean(seconds):.1f} s, and AutoAttack leaves {over_seeds(left, '+-')} % (five seeds)"
+    assert told in " ".join(header.split())
+    told = f"reach {over_seeds(left)} % under AutoAttack (five seeds) in {fmean(seconds):.0f} s of loading and training"
+    assert told in words_of("README.md")
+    told = f"reaches {fmean(left):.1f} % under AutoAttack in {fmean(seconds):.0f} s on one NVIDIA H200"
+    assert told in words_of("README.md")
 
 
-def test_what_leaving_out_every_second_penalty_costs_is_what_was_measured():
+def test_the_speedrun_s_curve_is_what_was_measured():
+    text = words_of("docs/speed.md")
+    for row in of_h200("speedrun")["settings"]:
+
+        def cell(score: dict[str, float | None] | None, factor: float, digits: int) -> str:
+            if score is None:
+                return "-"
+            std = "" if score["std"] is None else f" ± {factor * score['std']:.{digits}f}"
+            return f"{factor * score['mean']:.{digits}f}{std}"
+
+        cells = [cell(row["accuracy"].get(name), 100, 2) for name in ("clean", "pgd-20", "autoattack")]
+        told = [str(row["epochs"]), cell(row["seconds"], 1, 1), *cells, str(row["seeds"])]
+        assert f"| {' | '.join(told)} |" in text
+
+
+def test_what_leaving_out_every_second_penalty_and_the_kernels_costs_is_what_was_measured():
     runs, text = of_h200("shortcuts")["runs"], words_of("docs/speed.md")
-    default = [
-        run
-        for run in json.loads((ROOT / "results/short.json").read_text())["runs"]
-        if (run["method"], run["eps"]) == ("elle-a", "8/255")
-    ]
-
-    def over_seeds(values: list[float]) -> str:
-        return f"{fmean(values):.2f} ± {stdev(values):.2f}"
-
-    cells = [over_seeds([run[name] for run in default]) for name in ("clean", "pgd-20", "autoattack")]
+    default = {
+        eps: [run for run in kept_runs() if (run["method"], run["eps"]) == ("elle-a", eps)]
+        for eps in ("8/255", "16/255")
+    }
+    cells = [over_seeds([run[name] for run in default["8/255"]]) for name in ("clean", "pgd-20", "autoattack")]
     step = times("preact-resnet18")["elle-a"]["ms"]
-    assert f"| the default | {step * 0.382:.2f} | {' | '.join(cells)} | {len(default)} |" in text
-    seconds = fmean(run["seconds_per_epoch"] for run in runs if "seconds_per_epoch" in run)
-    cells = [over_seeds([run[name] / 100 for run in runs]) for name in ("clean", "pgd-20")]
-    (left,) = [run["apgd-t"] / 100 for run in runs if "apgd-t" in run]
-    assert f"| `method.weight.every=2` | {seconds:.2f} | {' | '.join(cells)} | {left:.2f} (one seed" in text
+    assert f"| the default | {step * 0.382:.2f} | {' | '.join(cells)} |" in text
+    assert len(default["8/255"]) == 3
+    for setting in ("fused=off", "method.weight.every=2"):
+        mine = [run for run in runs if (run["settings"], run["eps"]) == (setting, "8/255")]
+        seconds = fmean(run["seconds_per_epoch"] for run in mine)
+        cells = [over_seeds([run[name] / 100 for run in mine]) for name in ("clean", "pgd-20", "apgd-t")]
+        assert [run["seed"] for run in mine] == [0, 1, 2]
+        assert f"| `{setting}` | {seconds:.2f} | {' | '.join(cells)} |" in text
     assert f"an epoch takes {seconds:.2f} s" in words_of("README.md")
+    (large,), (usual,) = [run for run in runs if run["eps"] == "16/255"], default["16/255"]
+    told = f"ended at {large['clean'] / 100:.2f} % clean and {large['pgd-20'] / 100:.2f} % under PGD-20, without"
+    assert told in text
+    assert f"default ended at {usual['clean']:.2f} and {usual['pgd-20']:.2f} (one seed each)" in text
+
+
+def test_whole_epochs_took_what_the_page_on_speed_says():
+    text, rows = words_of("docs/speed.md"), of_h200("epochs")["rows"]
+    seconds = {" ".join([row["method"], *row["settings"]]): row["seconds_per_epoch"] for row in rows}
+    names = ["fgsm", "fgsm probe_every=0", "n-fgsm", "elle", "gradalign", "pgd-10"]
+    assert sorted(seconds) == sorted(names)
+    assert f"| | {' | '.join(f'`{name}`' for name in names)} |" in text
+    assert f"| s per epoch | {' | '.join(f'{seconds[name]:.2f}' for name in names)} |" in text
+    assert f"a whole epoch of `fgsm`, on another H200, {seconds['fgsm']:.2f} s" in words_of("README.md")
+    (step, _) = of_h200("step-parts")["no_gain"]["rows"][0]["fgsm"]
+    assert f"on another H200, whose step of FGSM takes {step:.2f} ms" in text
+
+
+def test_what_did_not_pay_is_what_was_measured():
+    text, parts = words_of("docs/speed.md"), of_h200("step-parts")
+    usual, chain, penalty, *_ = parts["no_gain"]["rows"]
+    told = f"(FGSM {chain['fgsm'][-1]:.2f} ms instead of {usual['fgsm'][-1]:.2f}, ELLE {penalty['elle'][0]:.2f} or "
+    assert f"{told}{chain['elle'][0]:.2f} instead of {usual['elle'][-1]:.2f})" in text
+    ten, every = (row["fgsm"] for row in parts["all_kernels_tried"]["rows"])
+    told = f"an epoch of FGSM then takes {every['epoch']:.3f} s instead of {ten['epoch']:.3f}, but the first one "
+    assert f"{told}{every['first_epoch'] - ten['first_epoch']:.1f} s longer" in text
+
+
+def over_seeds(values: list[float], sign: str = "±") -> str:
+    return f"{fmean(values):.2f} {sign} {stdev(values):.2f}"
+
+
+def kept_runs() -> list[dict[str, Any]]:
+    return json.loads((ROOT / "results" / "short.json").read_text())["runs"]
 
 
 def named_alone(setting: str) -> str:

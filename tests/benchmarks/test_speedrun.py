@@ -62,7 +62,7 @@ def test_a_run_is_timed_in_its_parts_saved_and_not_made_again(speedrun, words, t
     assert run["accuracy"]["clean"] > run["accuracy"]["pgd-2"]
     assert result["settings"][0]["accuracy"]["clean"] == {"mean": run["accuracy"]["clean"], "std": None}
     (curve,) = (tmp_path / "results").glob("speedrun-*.svg")
-    assert "pgd-2 accuracy over seconds" in curve.read_text()
+    assert "Accuracy over seconds" in curve.read_text()
     assert "the recipe: 1 seed," in capsys.readouterr().out
     shutil.rmtree(tmp_path / "runs")  # another machine, with the saved file alone
     speedrun.main([*words, "--seeds", "1", "--save"])
@@ -177,19 +177,21 @@ def test_settings_of_other_lengths_make_one_curve(speedrun):
     def run(setting, seed, seconds, accuracy):
         times = {"seconds": seconds, "loading": 1.0, "training": seconds - 1, "warm_up": 0.5, "elapsed": seconds + 2}
         own = {"method": "fgsm", "epochs": 1, "batch": 64, "lr": 0.1, "average": 0.0, "options": {}}
-        return {"setting": setting, "seed": seed, **own, **times, "accuracy": {"autoattack": accuracy}}
+        return {"setting": setting, "seed": seed, **own, **times, "accuracy": accuracy}
 
-    runs = [run("epochs=2", 0, 20.0, 0.44), run("epochs=2", 1, 22.0, 0.46), run("epochs=1", 0, 10.0, 0.4)]
-    rows = speedrun.summary([*runs, run("epochs=1 batch=32", 0, 15.0, 0.3)])
+    both = [run("epochs=2", seed, 20.0 + 2 * seed, {"clean": 0.7, "autoattack": 0.44 + seed / 50}) for seed in range(2)]
+    short = run("epochs=1", 0, 10.0, {"clean": 0.6})
+    rows = speedrun.summary([*both, short, run("epochs=1 batch=32", 0, 15.0, {"autoattack": 0.3})])
     assert [row["seconds"]["mean"] for row in rows] == [10, 15, 21]
     assert rows[-1]["accuracy"]["autoattack"] == {"mean": 0.45, "std": pytest.approx(0.01414, abs=1e-5)}
-    chart = speedrun.curve(rows, "autoattack")
-    assert [(line.name, line.x, line.y) for line in chart.series] == [
-        ("the recipe", [10, 21], [0.4, 0.45]),
-        ("batch=32", [15], [0.3]),
+    assert [(line.name, line.x, line.y) for line in speedrun.curve(rows).series] == [
+        ("clean", [10, 21], [0.6, 0.7]),
+        ("batch=32, autoattack", [15], [0.3]),
+        ("autoattack", [21], [0.45]),
     ]
     told = speedrun.line(rows[-1])
-    assert "2 seeds, 21.0 +- 1.4 s (loading 1.0, warm-up 0.5; elapsed 23.0), autoattack 45.00 +- 1.41 %" in told
+    assert "2 seeds, 21.0 +- 1.4 s (loading 1.0, warm-up 0.5; elapsed 23.0), clean 70.00 +- 0.00 %, " in told
+    assert "autoattack 45.00 +- 1.41 %" in told
 
 
 def test_no_run_is_begun_when_the_time_is_up(speedrun, words, tmp_path, capsys):

@@ -81,14 +81,15 @@ def test_a_step_is_written_in_milliseconds():
 
 def test_a_setting_is_called_by_the_options_it_has(tmp_path):
     """Where each of several shortcuts has an option of its own, every name held all of them, most as "-"."""
-    options = {"plain": (), "every": ("method.weight.every=2",),
+    options = {"plain": (), "every": ("method.weight.every=2",), "off": ("fused=off",),
                "next": ("method.weight.negligible=0.01", "method.weight.next_step=true")}  # fmt: skip
     for name, words in options.items():
         write_result(run_directory(tmp_path / name, "method=elle-a", *words), 40)
     collected = gather([str(tmp_path)])
     layout = lay_out(collected)
     names = [layout.label(setting, layout.carrier) for setting in collected.settings]
-    assert names == ["elle-a, method.weight.every=2", "elle-a, method.weight.negligible=0.01", "elle-a"]
+    every, lazy = "elle-a, method.weight.every=2", "elle-a, method.weight.negligible=0.01"
+    assert names == [every, lazy, "elle-a, fused=off", "elle-a"]
     assert Setting([open_run(tmp_path / "next")]).label("method.weight.next_step") == "true"
 
 

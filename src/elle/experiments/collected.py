@@ -72,6 +72,11 @@ class Setting:
     def label(self, key: str) -> str:
         return format_value(key, self.value(key))
 
+    def says(self, key: str) -> bool:
+        """Whether it has a value there that a run does not have unless it is given."""
+        field = Config.model_fields.get(key)
+        return bool(self.value(key) != (None if field is None else field.default))
+
 
 @dataclass(frozen=True)
 class Collected:

@@ -34,8 +34,8 @@ class Layout:
         return self.columns if self.carrier == self.rows else self.rows
 
     def label(self, setting: Setting, axis: str) -> str:
-        """The name of the setting along an axis, with those of the extras that it has."""
-        extras = [key for key in self.extras if axis == self.carrier and setting.value(key) is not None]
+        """The name of the setting along an axis, with those of the extras that are not as by default."""
+        extras = [key for key in self.extras if axis == self.carrier and setting.says(key)]
         return ", ".join([setting.label(axis), *(f"{key}={setting.label(key)}" for key in extras)])
 
     def name(self, setting: Setting) -> str:
