@@ -204,6 +204,13 @@ def test_the_card_of_a_run_cut_short_says_so(run, run_copy, tmp_path):
         assert steps in (tmp_path / "m.safetensors.md").read_text()
 
 
+def test_the_card_says_which_weights_the_training_started_from(run_copy, tmp_path):
+    with open(run_copy / "config.toml", "a") as config:
+        config.write('init = "downloads/resnet18.pt"\n')
+    export_run(run_copy, "safetensors", tmp_path / "m.safetensors")
+    assert "of batch 64, from the weights in resnet18.pt, seed 0" in (tmp_path / "m.safetensors.md").read_text()
+
+
 def test_the_safetensors_file_is_loaded_without_its_run(run, tmp_path):
     export_run(run, "safetensors", tmp_path / "m.safetensors")
     model = package.load(tmp_path / "m.safetensors")

@@ -44,6 +44,10 @@ class Config(BaseModel):
         "none",
         description="dataset: a first layer subtracts the training set's mean and divides by its std; slat's default",
     )
+    init: str | None = Field(
+        None,
+        description="weights to start from: a run, a .safetensors file or a saved state_dict; default: random ones",
+    )
     eps: Radius | None = Field(None, description="the radius of the attack, as a fraction: 8/255")
     norm: Literal["linf", "l2"] = Field("linf", description="the norm of eps: linf or l2")
     weight: float | None = Field(

@@ -16,6 +16,7 @@ from torch import Tensor
 from elle.config import Config, given, parse_config
 from elle.core.schedules import SCHEDULES
 from elle.data.image_folder import described
+from elle.engine.checkpoint import checkpoints
 from elle.engine.guard import Guard
 from elle.engine.leaving_out import LeavingOut, leaves_out
 from elle.engine.outcome import conclude
@@ -48,10 +49,11 @@ def train(
     if device.type == "cuda":
         gc.collect()  # a run before this one in the same process may still hold the GPU's memory
     with joined(device) as ranks:
+        directory, again = run_directory(config), resume or restarts() > 0
+        goes_on = start_from is not None or (again and ranks.from_first(lambda: bool(checkpoints(directory))))
         # Built before the directory is touched: what the input gets wrong leaves no empty folder behind.
-        run = Run(config, run_directory(config), (watcher if ranks.first else None) or Watcher(), ranks)
+        run = Run(config, directory, (watcher if ranks.first else None) or Watcher(), ranks, initial=not goes_on)
         with contextlib.ExitStack() as held, contextlib.closing(run.step.data):
-            again = resume or restarts() > 0
             start = run.files.open(held, resume=again, start_from=start_from)
             if start is None:
                 run.files.begin()
@@ -84,17 +86,19 @@ def _told_if_memory_is_full(run: Run) -> Iterator[None]:
 class Run:
     """One run's parts and its position in the schedule."""
 
-    def __init__(self, config: Config, directory: Path, watcher: Watcher, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, config: Config, directory: Path, watcher: Watcher, ranks: Ranks = ALONE, initial: bool = True
+    ) -> None:
         self.config, self.directory, self.watcher, self.ranks = config, directory, watcher, ranks
         self.files = RunFiles(directory, ranks)
         self.device = pick_device(own_device(config.device))
         self.precision = pick_precision(config.precision, self.device)
         self.tracking = Tracking(self)
         parse_attacks(config.final, config.norm)
-        parts = build_parts(config, self.device, self.precision, ranks)
+        parts = build_parts(config, self.device, self.precision, ranks, initial)
         self.config, self.method, self.images = parts.config, parts.method, parts.images
         self.timetable, self.batches, self.step = parts.timetable, parts.batches, parts.step
-        self.tracking_images = parts.tracking_images
+        self.tracking_images, self.begun = parts.tracking_images, parts.begun
         if config.compile == "graph" and self.device.type != "cuda":
             raise InputError("compile=graph needs an NVIDIA GPU; leave it out or set compile=off")
         self.run_step = self._runnable()
@@ -184,6 +188,8 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Train what is left, evaluate on the test set, write the weights and the result."""
         self.watcher.started(self.config, self.last_step, self.done)
+        if self.begun is not None:
+            self.watcher.said(self.begun)
         for line in described(self.images, given(self.config.validation)):
             self.watcher.said(line)
         if note := self.timetable.note_on_batches():

@@ -19,6 +19,7 @@ from elle.data.sources import ImageSet, Split
 from elle.data.workers import usable_workers
 from elle.engine.batches import Batches
 from elle.engine.batchnorm import synchronise
+from elle.engine.initial import start_from_weights
 from elle.engine.ranks import Ranks
 from elle.engine.runtime import prepare_device
 from elle.engine.same_images import check_alike
@@ -40,10 +41,17 @@ class Parts:
     timetable: Timetable
     batches: Batches
     step: Step
+    begun: str | None = None
+    """What the network starts from, if not from random weights."""
 
 
-def build_parts(config: Config, device: torch.device, precision: Precision, ranks: Ranks) -> Parts:
-    """The parts of a run, at its first step; what the configuration gets wrong is refused here."""
+def build_parts(
+    config: Config, device: torch.device, precision: Precision, ranks: Ranks, initial: bool = True
+) -> Parts:
+    """The parts of a run, at its first step; what the configuration gets wrong is refused here.
+
+    Not `initial`: the weights are going to be those of a checkpoint, and the file of `init` may be gone by now.
+    """
     method = method_of(config)
     workers = _own_workers(config.workers, ranks)
     images = load_dataset(config.data, config.root, image_size=config.image_size, workers=workers)
@@ -58,7 +66,7 @@ def build_parts(config: Config, device: torch.device, precision: Precision, rank
     if config.phases and method.replays > 1:
         raise InputError(f"phases: {method.name} keeps its batch for several steps; it trains in one phase")
     batches = Batches(data, timetable, ranks, accumulate=config.accumulate, seed=config.seed, replays=method.replays)
-    network = _network(config, images, method, device, ranks).train()
+    network, begun = _network(config, images, method, device, ranks, initial)
     for phase in phases:
         if ranks.share(min(phase.batch, len(data)), config.accumulate) == config.accumulate:
             size = (phase.image_size, phase.image_size) if config.phases else shape[2:]
@@ -82,7 +90,7 @@ def build_parts(config: Config, device: torch.device, precision: Precision, rank
     )
     step.prepare(batches.share, shape[1:])
     tracking_images = to_tensors(validation if len(validation) else images.test, device)
-    return Parts(config, method, images, tracking_images, timetable, batches, step)
+    return Parts(config, method, images, tracking_images, timetable, batches, step, begun)
 
 
 def method_of(config: Config) -> Method:
@@ -128,8 +136,10 @@ def _source(
     )
 
 
-def _network(config: Config, images: ImageSet, method: Method, device: torch.device, ranks: Ranks) -> nn.Module:
-    """The network to train, with the same weights on every rank."""
+def _network(
+    config: Config, images: ImageSet, method: Method, device: torch.device, ranks: Ranks, initial: bool
+) -> tuple[nn.Module, str | None]:
+    """The network to train, with the same weights on every rank, and what it starts from."""
     name, (channels, height, width) = given(config.model), images.test.x.shape[1:]
     normalise = dataset_statistics(config.data, images.train) if config.normalise == "dataset" else None
     model = build_model(
@@ -140,10 +150,13 @@ def _network(config: Config, images: ImageSet, method: Method, device: torch.dev
     if ":" in name:
         _check_trainable(model, name, (channels, height, width))
     method.check(model, (channels, height, width))
+    begun = None
+    if config.init is not None and initial:
+        begun = ranks.from_first(lambda: start_from_weights(model, config, len(images.classes)))
     model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    # The same by their seed; a network of the user's may draw elsewhere.
+    # The same by their seed; but a network of the user's may draw elsewhere, and the first alone has read `init`.
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
-    return synchronise(model, ranks) if config.sync_bn and ranks.count > 1 else model
+    return (synchronise(model, ranks) if config.sync_bn and ranks.count > 1 else model).train(), begun
 
 
 def _check_trainable(model: nn.Module, name: str, shape: tuple[int, ...]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from elle.config import Config, given
 from elle.data.registry import check_root, find_dataset, load_dataset
 from elle.data.sources import ImageSet, Split, some_images
-from elle.engine.trained import kept_network, load_network, load_run, put_weights
-from elle.errors import InputError, first_line
+from elle.engine.trained import kept_network, load_network, load_run
+from elle.engine.weights import put_weights, read_weights
+from elle.errors import InputError
 from elle.evaluation.units import FIRST, points_digest
 from elle.files import file_digest
 from elle.models.registry import Shape, build_model, check_model
@@ -182,58 +180,3 @@ def _digest(test: Split) -> str:
 def _image_shape(test: Split) -> Shape:
     channels, height, width = test.x.shape[1:]
     return channels, height, width
-
-
-def read_weights(file: Path) -> dict[str, Tensor]:
-    """The state_dict in a .safetensors file, or in a torch file that holds tensors and plain containers alone."""
-    if not file.is_file():
-        raise InputError(f"--weights {file} {'is a folder, not a file' if file.is_dir() else 'does not exist'}")
-    found: Any
-    try:
-        if file.suffix == ".safetensors":
-            found = load_file(file)
-        else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a pickle that is refused, or read, all the same
-                found = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:  # torch's own words advise to run what is in the file
-        raise InputError(
-            f"--weights {file} holds more than tensors, or is no torch file; "
-            f"save it with torch.save(model.state_dict(), FILE)"
-        ) from None
-    except Exception as problem:  # a file of anything else may raise anything, down to a KeyError
-        raise InputError(
-            f"--weights {file} is neither safetensors nor a plain state_dict ({first_line(problem)}); "
-            f"save it with torch.save(model.state_dict(), FILE)"
-        ) from None
-    for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(found, dict) and isinstance(found.get(key), dict):
-            _check_alone(file, found, key)
-            found = found[key]
-    if not isinstance(found, dict) or not found or not all(isinstance(value, Tensor) for value in found.values()):
-        raise InputError(f"--weights {file} holds no state_dict; save it with torch.save(model.state_dict(), FILE)")
-    tensors: dict[str, Tensor] = found
-    # What DistributedDataParallel and torch.compile put before each name, in either order.
-    for prefix in ("module.", "_orig_mod.", "module."):
-        if all(name.startswith(prefix) for name in tensors):
-            tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
-    return tensors
-
-
-def _check_alone(file: Path, found: dict[Any, Any], key: str) -> None:
-    """Refuse a file with several weights of one network, such as the last and the averaged: either may be meant."""
-
-    def names(value: Any) -> set[Any]:
-        return {str(name).removeprefix("module.") for name in value} if isinstance(value, dict) else set()
-
-    mine = names(found[key])
-    others = []
-    for other, value in found.items():
-        below = value.values() if isinstance(value, dict) else ()
-        if other != key and any(len(mine & names(one)) > len(mine) / 2 for one in (value, *below)):
-            others.append(str(other))
-    if others:
-        raise InputError(
-            f"--weights {file} holds the weights of the same network several times ({', '.join([key, *others])}); "
-            f"save those you mean with torch.save(STATE_DICT, FILE)"
-        )

@@ -17,6 +17,7 @@ from elle.data.resident import to_tensors
 from elle.data.sources import ImageSet, some_images
 from elle.engine.checkpoint import read_tensors
 from elle.engine.same_images import check_test_images
+from elle.engine.weights import put_weights
 from elle.errors import InputError
 from elle.models.registry import build_model
 
@@ -78,12 +79,7 @@ def load_network(weights: Path, checkpoint: bool = True) -> tuple[nn.Module, dic
 
     `checkpoint`: a checkpoint's network will do.
     """
-    tensors, header = read_tensors(weights)
-    if checkpoint and "network" in header:
-        # The network that a run would have ended with there: the mean of its weights, where it keeps one.
-        kept = "average." if any(name.startswith("average.") for name in tensors) else "model."
-        tensors = {name.removeprefix(kept): tensors[name] for name in tensors if name.startswith(kept)}
-        header = header["network"]
+    tensors, header = network_tensors(weights) if checkpoint else read_tensors(weights)
     _check_header(weights, header)
     channels, height, width = header["shape"]
     model = build_model(
@@ -96,6 +92,19 @@ def load_network(weights: Path, checkpoint: bool = True) -> tuple[nn.Module, dic
     )
     put_weights(model, tensors, weights, header["model"])
     return model.eval(), header
+
+
+def network_tensors(weights: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weights in a file of elle's, and the header about their network, of a checkpoint, too.
+
+    Of a checkpoint those that its run would have ended with there: the mean of its weights, where it keeps one.
+    """
+    tensors, header = read_tensors(weights)
+    if "network" in header:
+        kept = "average." if any(name.startswith("average.") for name in tensors) else "model."
+        tensors = {name.removeprefix(kept): tensors[name] for name in tensors if name.startswith(kept)}
+        header = header["network"]
+    return tensors, header
 
 
 def _check_header(weights: Path, header: Any) -> None:
@@ -124,16 +133,6 @@ def kept_network(weights: Path) -> str | None:
     network = header.get("network", header)
     name: str | None = network.get("model") if isinstance(network, dict) else None
     return name
-
-
-def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], file: Path, name: str) -> None:
-    """Load a file's weights; InputError, in one line, where they do not fit the network."""
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as problem:
-        reason = str(problem).splitlines()[-1].strip()
-        reason = reason if len(reason) < 200 else reason[:200] + " ..."
-        raise InputError(f"{file} does not fit the network {name}: {reason}") from None
 
 
 def load(directory: str | Path, device: torch.device | str = "cpu") -> nn.Module:

@@ -81,7 +81,8 @@ def _rollbacks(directory: Path, result: Mapping[str, Any]) -> str:
 
 def _training(config: Config, result: Mapping[str, Any]) -> str:
     cut = "" if config.max_steps is None else f", ended after {result.get('steps', config.max_steps)} steps"
-    words = f"{config.length()}{cut}, seed {config.seed}, elle {result.get('version', __version__)}"
+    begun = "" if config.init is None else f", from the weights in {Path(config.init).name}"
+    words = f"{config.length()}{cut}{begun}, seed {config.seed}, elle {result.get('version', __version__)}"
     collapse = result.get("collapse_epoch")
     return words + (f"; **collapsed in epoch {collapse}**" if collapse is not None else "")
 

@@ -10,6 +10,10 @@ from torch import Tensor, nn
 
 Statistics = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, of pixels in [0, 1]."""
+NAMES = ("normalise.mean", "normalise.std")
+"""Of the statistics among the weights of a `normalised` network."""
+PREFIX = "network."
+"""Before the names of all its other weights."""
 
 
 class Normalise(nn.Module):
@@ -28,5 +32,5 @@ class Normalise(nn.Module):
 
 
 def normalised(network: nn.Module, statistics: Statistics) -> nn.Module:
-    """The network behind a normalising first layer; its own names get the prefix `network.`."""
+    """The network behind a normalising first layer; its own names get the prefix."""
     return nn.Sequential(OrderedDict(normalise=Normalise(statistics), network=network))
