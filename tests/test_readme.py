@@ -328,6 +328,8 @@ def test_what_leaving_out_every_second_penalty_and_the_kernels_costs_is_what_was
     told = f"ended at {large['clean'] / 100:.2f} % clean and {large['pgd-20'] / 100:.2f} % under PGD-20, without"
     assert told in text
     assert f"default ended at {usual['clean']:.2f} and {usual['pgd-20']:.2f} (one seed each)" in text
+    lower = f"{usual['pgd-20'] - large['pgd-20'] / 100:.1f} points lower under PGD-20"
+    assert f"at 16/255 one run ended {lower}" in words_of("README.md")
 
 
 def test_whole_epochs_took_what_the_page_on_speed_says():
