@@ -123,6 +123,21 @@ def test_a_broken_image_is_not_attacked_again():
     assert passes == [3] + [3] * steps_and_look + [verified] + [2] * steps_and_look
 
 
+@pytest.mark.parametrize("labels", [[1, 0], [0, 1]], ids=["none-right", "all-broken-at-once"])
+def test_a_network_is_never_asked_about_no_images(labels):
+    """Many have no answer: torch cannot tell what -1 stands for."""
+
+    class Viewing(Threshold):
+        def forward(self, x):
+            return super().forward(x.view(len(x), -1))
+
+    x, y = grey([0.49, 0.51]), torch.tensor(labels)
+    (attack,) = parse_attacks("pgd-2-2")
+    assert not surviving(Viewing(), x, y, attack, eps=0.04, batch=2).any()
+    record = elle.assess(Viewing(), x, y, "clean,pgd-2-2,square", eps=0.04)
+    assert [record["attacks"][name]["correct"] for name in ("pgd-2-2", "square")] == [0, 0]
+
+
 def test_stronger_attacks_leave_less(model, data):
     result = evaluate(model, *data, "clean,fgsm,pgd-20,pgd-50-5", RADIUS)
     correct = [entry["correct"] for entry in result.values()]

@@ -90,7 +90,7 @@ class Guard:
         return run.schedule.eps(run.timetable.progress(min(step, run.total_steps - 1))) == 1
 
     def latest(self) -> dict[str, float | None]:
-        """The means over the phase's steps since the last look of each quantity that a step records."""
+        """The means over the phase's steps since the last look, at most an epoch's, of what each step records."""
         run = self.run
         # Behind the rows of this epoch are still those of the one before, in which the last look may have been.
         position = run.timetable.place(run.done - 1)[1] + 1

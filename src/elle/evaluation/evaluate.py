@@ -21,7 +21,7 @@ from elle.core.precision import Precision
 from elle.errors import InputError
 from elle.evaluation.autoattack import ORDER, Norm, adaptations
 from elle.evaluation.checks import check
-from elle.evaluation.mode import device_of, is_wrong
+from elle.evaluation.mode import device_of, in_batches, is_wrong
 from elle.evaluation.names import EvaluationAttack, parse_attacks
 from elle.evaluation.results import SCHEMA, collected, entries, packed
 from elle.evaluation.units import (
@@ -212,7 +212,7 @@ def surviving(model: nn.Module, x: Tensor, y: Tensor, one: EvaluationAttack, eps
         return alive
     for _ in range(one.restarts):
         # Only what is left, in full batches again: broken images cost nothing more.
-        for part in torch.split(everything[alive], batch):
+        for part in in_batches(everything[alive], batch):
             alive[part] = _correct(model, one.attack(model, x[part], y[part], eps), y[part])
     return alive
 

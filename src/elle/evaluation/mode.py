@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,11 @@ def is_wrong(logits: Tensor, y: Tensor) -> Tensor:
     """Which predictions [B] are not the label."""
     # argmax takes NaN for the largest: a network that diverged would pass for one that always answers class 0.
     return (logits.argmax(1) != y) | logits.isnan().any(1)
+
+
+def in_batches(rows: Tensor, batch: int) -> Sequence[Tensor]:
+    """The rows, so many at a time; none of no rows, as many a network cannot answer: x.view(len(x), -1) is an error."""
+    return torch.split(rows, batch) if len(rows) else ()
 
 
 def are_probabilities(logits: Tensor) -> Tensor:

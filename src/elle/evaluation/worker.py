@@ -23,7 +23,7 @@ from elle.evaluation import pgd
 from elle.evaluation.autoattack import ORDER, Norm, reference, search
 from elle.evaluation.autoattack.norms import length
 from elle.evaluation.autoattack.oracle import BLIND, Oracle
-from elle.evaluation.mode import are_probabilities, current, evaluation_mode, exact_float32, is_wrong
+from elle.evaluation.mode import are_probabilities, current, evaluation_mode, exact_float32, in_batches, is_wrong
 from elle.evaluation.names import EvaluationAttack
 from elle.evaluation.units import Images, Outcome, Settings, Store, Unit, as_tensor, plan, unit_seed
 
@@ -158,7 +158,7 @@ class Worker:
         right = ~is_wrong(logits, y)
         flat = torch.zeros_like(right)
         oracle = Oracle(self.model, self.device, "fp32")
-        for rows in torch.split(right.nonzero().squeeze(1), self.settings.batch):
+        for rows in in_batches(right.nonzero().squeeze(1), self.settings.batch):
             answer = oracle.ascend(x[rows], partial(cross_entropy, y=y[rows]))
             flat[rows] = (answer.gradient == 0).flatten(1).all(1)
         predicted = torch.bincount(logits.argmax(1), minlength=logits.shape[1])
@@ -198,9 +198,8 @@ class Worker:
         """Which of the points that moved are wrong in float32; PGD has looked itself, a search is not believed."""
         wrong = torch.zeros_like(moved)
         with torch.no_grad():
-            for part in torch.split(moved.nonzero().squeeze(1), self.settings.batch):
-                if len(part):
-                    wrong[part] = is_wrong(self.model(x_adv[part]).float(), y[part])
+            for part in in_batches(moved.nonzero().squeeze(1), self.settings.batch):
+                wrong[part] = is_wrong(self.model(x_adv[part]).float(), y[part])
         return wrong
 
     def _searched(self, name: str, x: Tensor, y: Tensor, seed: int, classes: int) -> Tensor:
