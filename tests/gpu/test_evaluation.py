@@ -97,6 +97,24 @@ def test_a_network_that_no_graph_can_hold_is_evaluated_all_the_same(model, data)
     assert abs(waiting - evaluate(model, x, y, "pgd-5", EPS)["pgd-5"]["correct"]) <= 2
 
 
+def test_a_network_that_wants_the_channels_first_is_evaluated_all_the_same(data):
+    class Viewing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution, self.linear = nn.Conv2d(3, 4, 3), nn.Linear(4 * 30 * 30, 10)
+
+        def forward(self, x):
+            return self.linear(self.convolution(x).relu().view(len(x), -1))
+
+    network = Viewing().to(DEVICE)
+    weights = network.convolution.weight.data_ptr()
+    x, y = data
+    result = evaluate(network, x[:64], y[:64], "clean,pgd-2,apgd-ce,square", 8 / 255)
+    assert result["square"]["total"] == 64
+    assert network.convolution.weight.data_ptr() == weights
+    assert not network._forward_pre_hooks
+
+
 def test_pgd_50_10_takes_at_most_25_seconds_where_half_of_ten_thousand_images_survive(model):
     """The survivors cost the time: 5,000 points that a radius of next to nothing does not break."""
     x, _ = images(5_000, (3, 32, 32), classes=10, seed=2)

@@ -27,6 +27,7 @@ from elle.engine.step import Step
 from elle.errors import InputError
 from elle.evaluation.mode import are_probabilities
 from elle.methods import Method, configured
+from elle.models.layout import layout_of
 from elle.models.registry import build_model, check_model
 
 
@@ -153,7 +154,7 @@ def _network(
     begun = None
     if config.init is not None and initial:
         begun = ranks.from_first(lambda: start_from_weights(model, config, len(images.classes)))
-    model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = model.to(device, memory_format=layout_of(model))  # type: ignore[call-overload]
     # The same by their seed; but a network of the user's may draw elsewhere, and the first alone has read `init`.
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
     return (synchronise(model, ranks) if config.sync_bn and ranks.count > 1 else model).train(), begun

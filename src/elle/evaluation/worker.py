@@ -26,6 +26,7 @@ from elle.evaluation.autoattack.oracle import BLIND, Oracle
 from elle.evaluation.mode import are_probabilities, current, evaluation_mode, exact_float32, in_batches, is_wrong
 from elle.evaluation.names import EvaluationAttack
 from elle.evaluation.units import Images, Outcome, Settings, Store, Unit, as_tensor, plan, unit_seed
+from elle.models.layout import give_channels_first, layout_of, takes_channels_last
 
 TOLERANCE = 1e-6
 """How far outside ball and box an adversarial point may lie by rounding; relative for radii above 1."""
@@ -64,10 +65,17 @@ class Worker:
                 x, y = self._points(chunk)
                 for unit in units:
                     if held[unit] is None:
-                        with exact_float32(self.device), current(self.device):
+                        with exact_float32(self.device), current(self.device), self._layout(x):
                             outcome = self._outcome(unit, x, y, store)
                         store.save(unit, outcome)
                         done()
+
+    def _layout(self, x: Tensor) -> contextlib.AbstractContextManager[object]:
+        """On a GPU the images come with the channels last; within this not to a network that does not take them so."""
+        settled = self.device.type != "cuda" or x.dim() != 4 or layout_of(self.model) is torch.contiguous_format
+        if settled or takes_channels_last(self.model, x[:2]):
+            return contextlib.nullcontext()
+        return give_channels_first(self.model)
 
     @contextlib.contextmanager
     def _self_checked(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from elle.models import first_convolution
+from elle.models.layout import layout_of
 from elle.models.weight_gradients import Beside, suits
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -123,6 +124,7 @@ def half_weights(
     `kernels`: whether kernels of our own may compute the first convolution and the head. `beside`: whether there may be
     such a stream, which keeps what it reads longer; without it, all convolutions but the first stay torch's.
     """
+    kernels = kernels and layout_of(model) is torch.channels_last  # which is how they lay out what they compute
     hidden = _lowered(model)
     lowered = len(hidden)
     if chains > 1:

@@ -13,6 +13,7 @@ from torch import nn
 from elle.core.attacks.network import in_eval_mode
 from elle.errors import InputError, first_line, nearest
 from elle.models.foreign import foreign_model
+from elle.models.layout import give_channels_first, takes_channels_last
 from elle.models.normalise import Statistics, normalised
 from elle.models.residual import Activation, PreActResNet, ResNet, WideResNet
 from elle.models.small_cnn import SmallCNN
@@ -70,6 +71,8 @@ def build_model(
     if normalise is not None:
         model = normalised(model, normalise)
     check_model(model, name, shape, classes)
+    if ":" in name and not takes_channels_last(model, torch.zeros(2, *shape)):
+        give_channels_first(model)
     return model
 
 

@@ -15,6 +15,7 @@ from elle.core.precision import Precision, autocast
 from elle.evaluation.mode import exact_float32, is_wrong, repeatable, tf32
 from elle.models.batch_norm import fusing
 from elle.models.half_weights import half_weights, has_compiled_parts
+from elle.models.layout import layout_of
 
 _ROUNDING = {"fp32": 0.0, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7}
 """Relative distance of neighbouring numbers; 0 for float32, whose word is taken."""
@@ -130,8 +131,9 @@ def constant(model: nn.Module, channels_last: bool = True) -> Iterator[None]:
     """Eval mode, parameters without gradient, repeatable kernels; everything is put back afterwards.
 
     On a GPU convolutions' weights are laid out as the images are, channels last, and layers are fused; unless that is
-    not wanted.
+    not wanted, or the network does not take it.
     """
+    channels_last = channels_last and layout_of(model) is torch.channels_last
     wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     filters = [(p, p.data) for p in model.parameters() if channels_last and p.is_cuda and p.dim() == 4]
     for parameter, _ in wanted:
