@@ -328,6 +328,21 @@ def test_a_field_in_a_word_joins_the_other_fields_of_its_part_in_a_file(write):
     assert config.options == {"attack": {"noise": 3, "alpha": 2.0, "clip": True}}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'method = "n-fgsm"\n"method.attack.noise" = 3\n"method.attack.clip" = true\n',
+        '"method.attack" = { noise = 3, clip = true }\nmethod = "n-fgsm"\n',
+        '"method.attack.noise" = 3\n[method]\nname = "n-fgsm"\nattack.clip = true\n',
+    ],
+)
+def test_a_file_may_quote_the_fields_of_a_method_as_a_recipe_does(text, write):
+    config = load_config([], write(text))
+    assert (config.method, config.options) == ("n-fgsm", {"attack": {"noise": 3, "clip": True}})
+    assert load_config(["method.attack.noise=4"], write(text)).options["attack"] == {"noise": 4, "clip": True}
+    assert load_config(["method=fgsm"], write(text)).options == {}
+
+
 def test_a_word_that_repeats_the_method_of_a_file_keeps_its_fields(write):
     path = write('[method]\nname = "n-fgsm"\n[method.attack]\nnoise = 3\n')
     assert load_config(["method=n-fgsm"], path) == load_config([], path)

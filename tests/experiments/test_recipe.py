@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from elle.config import load_config, parse_config
+from elle.config import load_config, nested, parse_config
 from elle.errors import InputError
 from elle.evaluation.names import parse_attacks
 from elle.experiments import recipe as recipe_module
 from elle.experiments.estimate import gpu_hours
-from elle.experiments.recipe import Expected, load_recipe, matches, nested, recipe_files, run_id
+from elle.experiments.recipe import Expected, load_recipe, matches, recipe_files, run_id
 from elle.methods import configured
 from elle.models.registry import MODELS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elle.config import load_config
-from elle.errors import InputError, WorkError
+from elle.errors import InputError, Interrupted, WorkError
 from elle.experiments.tune import Setting, Trial, chosen, grid_search, optuna_search, settings, try_weight
 
 from .runs import run_directory
@@ -159,9 +159,9 @@ def test_of_two_alike_the_smaller_weight_is_chosen():
 
 def test_a_run_that_failed_for_another_reason_ends_the_search(tmp_path):
     def interrupted(config):
-        raise WorkError("stopped by SIGTERM")
+        raise Interrupted("stopped by SIGINT; continue with: elle train --out it --resume")
 
-    with pytest.raises(WorkError, match="SIGTERM"):
+    with pytest.raises(Interrupted, match="--out it --resume; the same `elle tune` goes on from there"):
         try_weight(digits(5.0), 5.0, 1, tmp_path, interrupted)
 
 

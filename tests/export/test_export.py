@@ -229,7 +229,13 @@ def test_exported_again_it_replaces_the_export_but_no_other_file(elle, run_copy)
     assert (outcome.code, len(outcome.err.strip().splitlines())) == (2, 1)
     assert "was not written by `elle export`" in outcome.err
     assert (run_copy / "model.safetensors").read_bytes() == before
-    assert elle("export", run_copy, "--out", run_copy).code == 2
+
+
+@pytest.mark.parametrize("folder", ["RUN", ".", "/"])
+def test_a_folder_is_refused_as_the_file_to_write(elle, run, folder):
+    outcome = elle("export", run, "--out", run if folder == "RUN" else folder)
+    assert (outcome.code, len(outcome.err.strip().splitlines())) == (2, 1)
+    assert "is a folder; name a file in it" in outcome.err
 
 
 def test_a_format_that_does_not_exist_is_refused(elle, run):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ def load_config(words: Sequence[str], file: Path | None = None) -> Config:
     values: dict[str, Any] = {}
     if file is not None:
         values = read_toml(file)
+        if any(key.startswith("method.") for key in values):  # a method's own fields, written as recipes write them
+            values = nested(dotted(values))
         parse_config(values, where=f"{file}: ")
     words_values = parse_words(words)
     if "method" in words_values and "method" in values:
@@ -72,6 +74,33 @@ def run_config(directory: Path) -> Config:
         hint = f"give a run in it, such as {below.parent}" if below else "`elle train` writes one"
         raise InputError(f"{directory} is not a run directory: it has no config.toml; {hint}")
     return load_config([], file)
+
+
+def dotted(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's own fields by their dotted names, which TOML reads as tables in tables where they have no quotes.
+
+    As a table, a method that another place names would take their place, and they would be lost without a word.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if (key == "method" or key.startswith("method.")) and isinstance(value, Mapping):
+            flat |= dotted({"method" if name == "name" else f"{key}.{name}": own for name, own in value.items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"method": "gradalign", "method.loss.weight": 1}` as the tables that `parse_config` reads."""
+    plain = {key: value for key, value in values.items() if not key.startswith("method.")}
+    fields = {key: value for key, value in values.items() if key.startswith("method.")}
+    if fields:
+        table: dict[str, Any] = {"name": plain["method"]} if "method" in plain else {}
+        for key, value in fields.items():
+            part, _, name = key.removeprefix("method.").partition(".")
+            table[part] = {**table.get(part, {}), name: value}
+        plain["method"] = table
+    return plain
 
 
 def _table(method: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elle.config import KEYS, OWN_IMAGES, Config, parse_config, parse_radius, parse_words, read_toml
+from elle.config import KEYS, OWN_IMAGES, Config, dotted, nested, parse_config, parse_radius, parse_words, read_toml
 from elle.errors import InputError, nearest
 
 _PACKAGE = Path(__file__).parent.parent
@@ -96,33 +96,6 @@ class Recipe:
         for axes in self.grid:
             for values in itertools.product(*axes.values()):
                 yield dotted(dict(zip(axes, values, strict=True)))
-
-
-def dotted(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's own fields by their dotted names, which TOML reads as tables in tables where they have no quotes.
-
-    As a table, a method that another place names would take their place, and they would be lost without a word.
-    """
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if (key == "method" or key.startswith("method.")) and isinstance(value, Mapping):
-            flat |= dotted({"method" if name == "name" else f"{key}.{name}": own for name, own in value.items()})
-        else:
-            flat[key] = value
-    return flat
-
-
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"method": "gradalign", "method.loss.weight": 1}` as the tables that `parse_config` reads."""
-    plain = {key: value for key, value in values.items() if not key.startswith("method.")}
-    fields = {key: value for key, value in values.items() if key.startswith("method.")}
-    if fields:
-        table: dict[str, Any] = {"name": plain["method"]} if "method" in plain else {}
-        for key, value in fields.items():
-            part, _, name = key.removeprefix("method.").partition(".")
-            table[part] = {**table.get(part, {}), name: value}
-        plain["method"] = table
-    return plain
 
 
 def matches(config: Config, where: Mapping[str, Any]) -> bool:

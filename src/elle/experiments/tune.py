@@ -111,9 +111,10 @@ def try_weight(setting: Setting, weight: float, seeds: int, out: Path, train: Tr
         if verdict is None:
             try:
                 train(config.model_copy(update={"out": str(path)}))
-            except WorkError:
+            except WorkError as problem:
                 if _verdict(path) in (None, ""):  # not the weight's fault: a signal, a full disk
-                    raise
+                    # The command that it names would end this one run, and choose nothing.
+                    raise type(problem)(f"{problem}; the same `elle tune` goes on from there") from None
             verdict = _verdict(path)
         if verdict:
             return Trial(weight, (), verdict)

@@ -34,8 +34,7 @@ def export_run(
     trained = load_run(directory)
     path = out or directory / "exported" / f"model{form.suffix}"
     _check_name(path, form)
-    card = path.with_name(f"{path.name}.md")
-    _check_place(path, card)
+    card = _checked_card(path)
     x, _ = to_tensors(spread_images(trained.images(root).test, IMAGES), "cpu")
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.part{form.suffix}")  # some formats insist on their ending
     try:
@@ -63,13 +62,15 @@ def _check_name(path: Path, form: Format) -> None:
         )
 
 
-def _check_place(path: Path, card: Path) -> None:
-    """Only what was exported before is replaced: a run's own network, or a file of the user, is not."""
-    if path.is_dir():
+def _checked_card(path: Path) -> Path:
+    """The card's place. Only what was exported before is replaced: a run's own network, or a user's file, is not."""
+    if path.is_dir():  # asked first: `.` has no name for a card to be named after
         raise InputError(f"--out {path} is a folder; name a file in it")
+    card = path.with_name(f"{path.name}.md")
     check_folder(path.parent)
     if path.exists() and not card.exists():
         raise InputError(f"{path} exists and was not written by `elle export`; choose another --out, or remove it")
+    return card
 
 
 def _written(form: Format, model: nn.Module, x: Tensor, header: Header, path: Path) -> dict[str, Any]:
