@@ -44,6 +44,11 @@ def test_tuning_tries_each_value_and_names_the_best(elle):
     assert "epoch" not in told.out  # what was trained is read, not trained again
 
 
+def test_the_chosen_value_is_told_as_exactly_as_it_was_tried(elle):
+    told = elle("tune", *QUICK, "method=elle-a", "max_steps=1", "--weights", "15.6551163334")
+    assert "chosen: weight=15.6551163334\n" in told.out
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -76,6 +76,14 @@ def test_a_set_that_is_kept_trains_to_other_weights_than_a_streamed_one(root, un
     assert not all(torch.equal(kept[name], streamed[name]) for name in kept)
 
 
+def test_a_cache_that_images_on_the_device_do_not_need_is_told(root, tmp_path):
+    heard = []
+    config = load_config(words(root, tmp_path / "run", "loading=auto", "max_steps=1", f"cache={tmp_path / 'cache'}"))
+    train(config, watcher=Watcher(said=heard.append))
+    assert f"cache={tmp_path / 'cache'} is not used: these images are few enough to be kept decoded" in heard
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_file_damaged_while_training_is_named_and_what_was_trained_is_saved(uninterrupted, tmp_path):
     root, run = write_folder(tmp_path / "set"), tmp_path / "run"
     files = {path: path.read_bytes() for path in (root / "train").rglob("*.jpg")}

@@ -10,7 +10,7 @@ import typer
 
 from elle.cli.options import AsJson, check_choice
 from elle.cli.printing import print_json, print_rows, print_table
-from elle.config import Config, format_radius
+from elle.config import Config, format_radius, format_value
 from elle.errors import InputError, check_file_name
 
 
@@ -152,4 +152,4 @@ def _print_trials(result: dict[str, Any]) -> None:
         rows.append([f"{trial.weight:g}", score, mark])
     print(result["setting"])
     print_table(["weight", "PGD-20 on held-out images", ""], rows)
-    print(f"chosen: weight={result['weight']:g}")
+    print(f"chosen: weight={format_value('weight', result['weight'])}")  # to be trained with: all its digits

@@ -16,6 +16,7 @@ from torch import Tensor
 from elle.config import Config, given, parse_config
 from elle.core.schedules import SCHEDULES
 from elle.data.image_folder import described
+from elle.data.resident import Resident
 from elle.engine.checkpoint import checkpoints
 from elle.engine.guard import Guard
 from elle.engine.leaving_out import LeavingOut, leaves_out
@@ -194,6 +195,8 @@ class Run:
             self.watcher.said(line)
         if note := self.timetable.note_on_batches():
             self.watcher.said(note)
+        if self.config.cache is not None and isinstance(self.step.data, Resident):
+            self.watcher.said(f"cache={self.config.cache} is not used: these images are few enough to be kept decoded")
         self._warn_of_random_layers()
         if not self.history and self.done == 0:
             self.cut_files()
