@@ -53,6 +53,8 @@ class Worker:
         self.attacks = {one.name: one for one in attacks}
         self.settings, self.probe, self.keep = settings, probe, keep
         self.graph = device.type == "cuda"
+        self.takes_layout: bool | None = None
+        """Whether the network takes images in the layout that they come in on a GPU; None: not asked yet."""
 
     def run(self, store: Store, chunks: Iterable[int], done: Callable[[], None] = lambda: None) -> None:
         """Every unit of these chunks that the store does not hold yet."""
@@ -72,10 +74,10 @@ class Worker:
 
     def _layout(self, x: Tensor) -> contextlib.AbstractContextManager[object]:
         """On a GPU the images come with the channels last; within this not to a network that does not take them so."""
-        settled = self.device.type != "cuda" or x.dim() != 4 or layout_of(self.model) is torch.contiguous_format
-        if settled or takes_channels_last(self.model, x[:2]):
-            return contextlib.nullcontext()
-        return give_channels_first(self.model)
+        if self.takes_layout is None:
+            settled = self.device.type != "cuda" or x.dim() != 4 or layout_of(self.model) is torch.contiguous_format
+            self.takes_layout = settled or takes_channels_last(self.model, x[:2])
+        return contextlib.nullcontext() if self.takes_layout else give_channels_first(self.model)
 
     @contextlib.contextmanager
     def _self_checked(self) -> Iterator[None]:
