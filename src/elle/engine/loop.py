@@ -189,12 +189,9 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Train what is left, evaluate on the test set, write the weights and the result."""
         self.watcher.started(self.config, self.last_step, self.done)
-        if self.begun is not None:
-            self.watcher.said(self.begun)
-        for line in described(self.images, given(self.config.validation)):
+        found = described(self.images, given(self.config.validation))
+        for line in filter(None, (self.begun, *found, self.timetable.note_on_batches())):
             self.watcher.said(line)
-        if note := self.timetable.note_on_batches():
-            self.watcher.said(note)
         if self.config.cache is not None and isinstance(self.step.data, Resident):
             self.watcher.said(f"cache={self.config.cache} is not used: these images are few enough to be kept decoded")
         self._warn_of_random_layers()

@@ -67,7 +67,7 @@ def is_wrong(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def in_batches(rows: Tensor, batch: int) -> Sequence[Tensor]:
-    """The rows, so many at a time; none of no rows, as many a network cannot answer: x.view(len(x), -1) is an error."""
+    """The rows, so many at a time; never an empty batch, which many networks cannot answer: not x.view(0, -1)."""
     return torch.split(rows, batch) if len(rows) else ()
 
 
